@@ -1,0 +1,1 @@
+"""The device side: pure functions on arrays and pytrees."""

@@ -1,0 +1,1 @@
+"""The host side: requests, blocks and the scheduler, in plain Python without jax or numpy."""

@@ -1,0 +1,372 @@
+"""What is asked of the engine and how far it has come: SamplingParams, Request, Sequence.
+
+A `Request` is immutable. A `Sequence` is one choice of it being generated, the only mutable record; the
+`Scheduler` owns it. Lengths and positions are in tokens.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from enum import Enum
+from typing import Any
+
+MAX_N = 128
+MAX_STOP_STRINGS = 4
+MAX_STOP_LEN = 1024
+MAX_STOP_IDS = 128
+MAX_BIAS_IDS = 1024
+GREEDY_BELOW = 1e-5
+
+
+class InvalidRequest(ValueError):
+    """A request that cannot be served; `param` names the field at fault."""
+
+    def __init__(self, message: str, param: str | None = None):
+        super().__init__(message)
+        self.param = param
+
+
+class FinishReason(str, Enum):
+    """Why a sequence ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+class Status(Enum):
+    """Where a sequence is."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """How to continue a prompt; fields, defaults and meaning are vLLM's.
+
+    Raises InvalidRequest (a ValueError) that names the field when a value is out of its range.
+
+    Attributes:
+        n: choices per prompt; with greedy decoding they are equal.
+        presence_penalty: subtracted from the logit of every token already in the output; [-2, 2].
+        frequency_penalty: the same, times how often; [-2, 2].
+        repetition_penalty: > 0; divides (multiplies) positive (negative) logits of prompt and output tokens.
+        temperature: [0, 2]; below 1e-5 is greedy.
+        top_p: [0, 1]; 0 is greedy.
+        top_k: 0 or -1 is off.
+        min_p: [0, 1]; drop tokens less likely than this share of the likeliest.
+        seed: fixes the draws of this request whatever its batch mates; choice i uses seed + i.
+        stop: strings that end generation; not part of the text unless `include_stop_str_in_output`.
+        stop_token_ids: ids that end generation, also under `ignore_eos`.
+        ignore_eos: the model's end-of-sequence ids do not end generation.
+        max_tokens: answer length; None fills the context.
+        min_tokens: no end before this many tokens.
+        logprobs: None is off; k lists the chosen token and the k likeliest, from the raw logits.
+        prompt_logprobs: the same for the prompt's tokens; such a request does not read the prefix cache.
+        logit_bias: added to the logits of these ids, clamped to [-100, 100].
+    """
+
+    n: int = 1
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: tuple[str, ...] | list[str] | str | None = None
+    stop_token_ids: tuple[int, ...] | list[int] | None = None
+    ignore_eos: bool = False
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+    logit_bias: Mapping[int, float] | None = None
+
+    def __post_init__(self) -> None:
+        self._normalise()
+        for name, (kind, low, high) in _RANGES.items():
+            _check_number(name, getattr(self, name), kind, low, high, optional=name in _OPTIONAL)
+        for name in (
+            "ignore_eos",
+            "detokenize",
+            "skip_special_tokens",
+            "include_stop_str_in_output",
+        ):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidRequest(
+                    f"{name} must be true or false, not {_show(getattr(self, name))}", name
+                )
+        self._check_stops()
+        self._check_bias()
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidRequest(
+                f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens})",
+                "min_tokens",
+            )
+
+    def _normalise(self) -> None:
+        """Bring the accepted spellings of a value to one."""
+        put = lambda name, value: object.__setattr__(self, name, value)  # noqa: E731
+        stop = self.stop
+        put("stop", (stop,) if isinstance(stop, str) else tuple(dict.fromkeys(stop or ())))
+        put("stop_token_ids", tuple(dict.fromkeys(self.stop_token_ids or ())))
+        put("logit_bias", dict(self.logit_bias or {}))
+        if self.top_k == -1:
+            put("top_k", 0)
+        if self.seed == -1:
+            put("seed", None)
+        for name in ("logprobs", "prompt_logprobs"):
+            if isinstance(getattr(self, name), bool):
+                put(name, 1 if getattr(self, name) else None)
+
+    def _check_stops(self) -> None:
+        stops = self.stop_strings
+        if len(stops) > MAX_STOP_STRINGS:
+            raise InvalidRequest(
+                f"stop takes at most {MAX_STOP_STRINGS} strings, not {len(stops)}", "stop"
+            )
+        for text in stops:
+            if not isinstance(text, str) or not text:
+                raise InvalidRequest(f"stop must hold non-empty strings, not {_show(text)}", "stop")
+            if len(text) > MAX_STOP_LEN:
+                raise InvalidRequest(
+                    f"a stop string has at most {MAX_STOP_LEN} characters, not {len(text)}", "stop"
+                )
+        if stops and not self.detokenize:
+            raise InvalidRequest("stop strings need detokenize=True", "stop")
+        ids = self.stop_ids
+        if len(ids) > MAX_STOP_IDS:
+            raise InvalidRequest(
+                f"stop_token_ids takes at most {MAX_STOP_IDS} ids, not {len(ids)}", "stop_token_ids"
+            )
+        for token in ids:
+            if type(token) is not int or token < 0:
+                raise InvalidRequest(
+                    f"stop_token_ids must hold token ids, not {_show(token)}", "stop_token_ids"
+                )
+
+    def _check_bias(self) -> None:
+        bias = self.logit_bias or {}
+        if len(bias) > MAX_BIAS_IDS:
+            raise InvalidRequest(
+                f"logit_bias takes at most {MAX_BIAS_IDS} ids, not {len(bias)}", "logit_bias"
+            )
+        for token, value in bias.items():
+            if type(token) is not int or token < 0:
+                raise InvalidRequest(
+                    f"logit_bias must map token ids, not {_show(token)}", "logit_bias"
+                )
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, (int, float))
+                or not math.isfinite(value)
+            ):
+                raise InvalidRequest(
+                    f"logit_bias of {token} must be a number, not {_show(value)}", "logit_bias"
+                )
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """The stop strings, always a tuple."""
+        return tuple(self.stop or ())
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """The user's own stop ids, always a tuple."""
+        return tuple(self.stop_token_ids or ())
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the likeliest token is taken at every position."""
+        return self.temperature < GREEDY_BELOW or self.top_p == 0 or self.top_k == 1
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether logits depend on the tokens so far."""
+        return bool(
+            self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0
+        )
+
+
+_INT64 = 1 << 63
+_RANGES: dict[str, tuple[type, float, float]] = {
+    "n": (int, 1, MAX_N),
+    "presence_penalty": (float, -2, 2),
+    "frequency_penalty": (float, -2, 2),
+    "repetition_penalty": (float, 1e-6, 1e6),
+    "temperature": (float, 0, 2),
+    "top_p": (float, 0, 1),
+    "top_k": (int, 0, _INT64),
+    "min_p": (float, 0, 1),
+    "seed": (int, -_INT64, _INT64 - 1),
+    "max_tokens": (int, 1, _INT64),
+    "min_tokens": (int, 0, _INT64),
+    "logprobs": (int, 0, _INT64),
+    "prompt_logprobs": (int, 0, _INT64),
+}
+_OPTIONAL = {"seed", "max_tokens", "logprobs", "prompt_logprobs"}
+
+
+def _check_number(
+    name: str, value: Any, kind: type, low: float, high: float, *, optional: bool
+) -> None:
+    """Raise InvalidRequest unless value is a finite number of `kind` in [low, high]."""
+    if value is None and optional:
+        return
+    legal = type(value) is int or (kind is float and type(value) is float and math.isfinite(value))
+    if not legal:
+        wanted = "a whole number" if kind is int else "a finite number"
+        raise InvalidRequest(f"{name} must be {wanted}, not {_show(value)}", name)
+    if not low <= value <= high:
+        raise InvalidRequest(f"{name} must be between {low} and {high}, not {_show(value)}", name)
+
+
+def _show(value: Any) -> str:
+    """A short repr for error messages: large inputs are never echoed."""
+    text = repr(value)[:200]
+    return text if len(text) < 80 else text[:77] + "..."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """One prompt and how to continue it. Ids are unique among live requests.
+
+    Attributes:
+        seed: the seed in force (drawn from the operating system when the user gave none).
+        max_tokens: the answer length in force, clamped to the room the context leaves; at least 1.
+        eos_ids: the model's end-of-sequence ids.
+        cache_salt: separates this request's prefix-cache content from others'.
+        arrival_s: logical or monotonic time of arrival, in seconds.
+    """
+
+    id: str
+    prompt: tuple[int, ...]
+    sampling: SamplingParams
+    seed: int
+    max_tokens: int
+    eos_ids: tuple[int, ...] = ()
+    priority: int = 0
+    cache_salt: str | None = None
+    arrival_s: float = 0.0
+
+    @property
+    def n(self) -> int:
+        """Number of choices."""
+        return self.sampling.n
+
+
+@dataclass(eq=False)
+class Sequence:
+    """One choice of a request, being generated. Mutable; owned by the Scheduler.
+
+    Before the prompt is computed a request of n choices is one sequence (index 0, `fork_pending`);
+    the step that samples its first tokens forks it into n.
+
+    Attributes:
+        index: which choice.
+        output: generated ids, in order.
+        num_computed: tokens whose KV is (or will be, once the scheduled steps have run) in the pool.
+        block_table: block i holds tokens [i * block_size, (i + 1) * block_size).
+        block_hashes: hash chain of the full blocks known so far.
+        num_cached: prompt tokens served from the prefix cache at first admission.
+        num_preemptions: how often its blocks were taken away.
+    """
+
+    request: Request
+    index: int = 0
+    fork_pending: bool = False
+    output: list[int] = field(default_factory=list)
+    num_computed: int = 0
+    block_table: list[int] = field(default_factory=list)
+    block_hashes: list[bytes] = field(default_factory=list)
+    status: Status = Status.WAITING
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    num_cached: int | None = None
+    num_preemptions: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt plus output so far."""
+        return len(self.request.prompt) + len(self.output)
+
+    @property
+    def num_missing(self) -> int:
+        """Tokens whose KV is still to be computed."""
+        return self.num_tokens - self.num_computed
+
+    @property
+    def num_samples(self) -> int:
+        """Tokens to draw in the step that computes the last missing token."""
+        return self.request.n if self.fork_pending else 1
+
+    @property
+    def seed(self) -> int:
+        """The seed of this choice: the request's, plus the choice's index."""
+        return self.request.seed + self.index
+
+    def tokens(self, start: int, stop: int) -> tuple[int, ...]:
+        """Return the ids at positions start .. stop - 1 of prompt and output."""
+        prompt, border = self.request.prompt, len(self.request.prompt)
+        if stop <= border:
+            return prompt[start:stop]
+        return prompt[start:] + tuple(self.output[max(0, start - border) : stop - border])
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A part of one sequence computed in one step: positions start .. start + length - 1.
+
+    Attributes:
+        num_samples: tokens drawn after it; 0 while part of the prompt is still missing.
+    """
+
+    sequence: Sequence
+    start: int
+    length: int
+    num_samples: int
+
+
+@dataclass(frozen=True)
+class ScheduledStep:
+    """The work of one step, decided on the host.
+
+    Attributes:
+        chunks: in the order of their rows in the packed batch.
+        copies: (source block, target block), executed before the step's KV writes.
+        preempted: sequences whose blocks were taken back to make room.
+    """
+
+    chunks: tuple[Chunk, ...]
+    copies: tuple[tuple[int, int], ...] = ()
+    preempted: tuple[Sequence, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens computed by this step."""
+        return sum(chunk.length for chunk in self.chunks)
+
+    @property
+    def num_samples(self) -> int:
+        """Tokens drawn by this step."""
+        return sum(chunk.num_samples for chunk in self.chunks)
+
+
+@dataclass(frozen=True)
+class TokenDelta:
+    """One token a step gave to one sequence, and whether it ended the sequence."""
+
+    sequence: Sequence
+    token: int
+    finish_reason: FinishReason | None = None
+
+
+SAMPLING_FIELDS = tuple(spec.name for spec in fields(SamplingParams))

@@ -1,0 +1,126 @@
+"""What the engine gives back, shaped as vLLM's: RequestOutput, CompletionOutput, Logprob.
+
+The engine produces deltas (`RequestDelta`); `RequestOutput.absorb` accumulates them. Standard library only.
+"""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Logprob:
+    """Log-probability of one token at one position, from the raw logits (float32 log-softmax).
+
+    Attributes:
+        rank: 1 is the likeliest.
+        decoded_token: the token's text; U+FFFD where it is part of a character.
+        token_bytes: the token's own bytes.
+    """
+
+    logprob: float
+    rank: int
+    decoded_token: str = ""
+    token_bytes: bytes = b""
+
+
+# Per position: the chosen token first, then the likeliest in order.
+PositionLogprobs = dict[int, Logprob]
+
+
+@dataclass(frozen=True)
+class ChoiceDelta:
+    """What one step adds to one choice. `text` may lag behind `token_ids` (held back for stop strings)."""
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[PositionLogprobs, ...] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+
+@dataclass(frozen=True)
+class RequestMetrics:
+    """Times of a request in seconds on one monotonic clock; None where not reached."""
+
+    arrival_time: float
+    first_scheduled_time: float | None = None
+    first_token_time: float | None = None
+    last_token_time: float | None = None
+    num_generation_tokens: int = 0
+    num_preemptions: int = 0
+
+
+@dataclass(frozen=True)
+class RequestDelta:
+    """What one step adds to one request.
+
+    Attributes:
+        prompt_logprobs: given once, with the first delta, if asked for; the first position is None.
+        num_cached_tokens: prompt tokens served from the prefix cache.
+        finished: no further delta follows.
+        error: set when the engine failed on this request; then finished is True.
+    """
+
+    request_id: str
+    choices: tuple[ChoiceDelta, ...]
+    finished: bool
+    num_cached_tokens: int = 0
+    prompt_logprobs: tuple[PositionLogprobs | None, ...] | None = None
+    metrics: RequestMetrics | None = None
+    error: str | None = None
+
+
+@dataclass
+class CompletionOutput:
+    """One choice. `token_ids` include a stop or end token; `text` does not, unless asked for."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    cumulative_logprob: float | None = None
+    logprobs: list[PositionLogprobs] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+    def finished(self) -> bool:
+        """Whether this choice has ended."""
+        return self.finish_reason is not None
+
+    def absorb(self, delta: ChoiceDelta) -> None:
+        """Append one step's delta."""
+        self.text += delta.text
+        self.token_ids.extend(delta.token_ids)
+        if delta.logprobs is not None:
+            self.logprobs = (self.logprobs or []) + list(delta.logprobs)
+            chosen = sum(
+                table[token].logprob
+                for token, table in zip(delta.token_ids, delta.logprobs, strict=True)
+            )
+            self.cumulative_logprob = (self.cumulative_logprob or 0.0) + chosen
+        self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
+
+
+@dataclass
+class RequestOutput:
+    """The answer to one prompt."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool = False
+    prompt_logprobs: list[PositionLogprobs | None] | None = None
+    num_cached_tokens: int = 0
+    metrics: RequestMetrics | None = None
+
+    def absorb(self, delta: RequestDelta) -> None:
+        """Append one step's delta."""
+        for choice in delta.choices:
+            self.outputs[choice.index].absorb(choice)
+        if delta.prompt_logprobs is not None:
+            self.prompt_logprobs = list(delta.prompt_logprobs)
+        self.finished, self.num_cached_tokens, self.metrics = (
+            delta.finished,
+            delta.num_cached_tokens,
+            delta.metrics,
+        )
