@@ -1,7 +1,8 @@
 """What the engine is told: the model's shape and the engine's settings, as frozen dataclasses.
 
-Standard library only. `EngineArgs` is what a user may ask for (one field per command-line flag and per
-`LLM(...)` keyword); `EngineConfig` is what runs, after the model's own limits are known. Dtypes are strings.
+Standard library only. `EngineArgs` is what a user may ask for (one field per command-line flag and
+per `LLM(...)` keyword); `EngineConfig` is what runs, after the model's own limits are known. Dtypes
+are strings.
 """
 
 from dataclasses import MISSING, dataclass, field, fields
@@ -24,6 +25,8 @@ class RopeScaling:
         mscale: yarn only.
         mscale_all_dim: yarn only.
         truncate: yarn only; round the correction range to whole dimensions.
+        divisors: one per frequency, dividing it after the scaling (GGUF's `rope_freqs.weight`);
+            None is all ones.
     """
 
     kind: Literal["default", "linear", "dynamic", "yarn", "llama3"] = "default"
@@ -37,11 +40,13 @@ class RopeScaling:
     mscale: float | None = None
     mscale_all_dim: float | None = None
     truncate: bool = True
+    divisors: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The shape of a decoder-only transformer; hashable, so that it can be a static argument of a jitted function.
+    """The shape of a decoder-only transformer; hashable, so that it can be a static argument of a
+    jitted function.
 
     Attributes:
         family: "llama", "mistral", "qwen2" or "qwen3".
@@ -51,9 +56,11 @@ class ModelConfig:
         attention_out_bias: the output projection has a bias (Llama's `attention_bias`).
         mlp_bias: the MLP's projections have a bias.
         qk_norm: RMS norm on each query and key head (Qwen3).
-        windows: per layer, how many tokens back a query sees, itself included; None sees everything.
+        windows: per layer, how many tokens back a query sees, itself included; None sees
+            everything.
         dtype: "float32", "bfloat16" or "float16": weights, activations and KV pool.
-        vocab_limit: ids at or above this are never sampled (padding rows of the embedding); None = vocab_size.
+        vocab_limit: ids at or above this are never sampled (padding rows of the embedding); None =
+            vocab_size.
         eos_token_ids: ids that end generation unless `ignore_eos`.
     """
 
@@ -128,6 +135,10 @@ class OptionError(ValueError):
     """A setting is out of its range. The message names the flag and the remedy."""
 
 
+class ModelError(ValueError):
+    """A model's files cannot be used. The message names the file and the key or tensor at fault."""
+
+
 def option(
     default: Any,
     help: str,
@@ -157,14 +168,16 @@ class EngineArgs:
     )
     dtype: str = option(
         "auto",
-        "weights, activations and KV pool; auto is float32 on a CPU and the checkpoint's own elsewhere",
+        "weights, activations, KV pool; auto: float32 on a CPU, elsewhere the checkpoint's own",
         choices=("auto", "float32", "bfloat16", "float16", "half", "float"),
     )
     max_model_len: int | None = option(
         None, "longest prompt plus answer, in tokens (default: the model's)", low=1, high=10_000_000
     )
     block_size: int = option(16, "tokens per KV block", low=1, high=1024)
-    max_num_seqs: int = option(64, "sequences that may run at once", low=1, high=4096)
+    max_num_seqs: int | None = option(
+        None, "sequences that may run at once (default: 64, or the token budget)", low=1, high=4096
+    )
     max_num_batched_tokens: int = option(512, "token budget of one step", low=1, high=131_072)
     gpu_memory_utilization: float = option(
         0.92, "share of a GPU's memory to use", low=0.01, high=1.0
@@ -217,7 +230,7 @@ class EngineArgs:
 def check_option(name: str, value: Any) -> None:
     """Raise OptionError if `value` is not legal for the setting `name` of EngineArgs."""
     spec = next(spec for spec in fields(EngineArgs) if spec.name == name)
-    flag, kind = "--" + name.replace("_", "-"), _kind(spec)
+    flag, kind = "--" + name.replace("_", "-"), option_kind(spec)
     if value is None and spec.default is None:
         return
     if kind is float and type(value) is int:
@@ -231,8 +244,9 @@ def check_option(name: str, value: Any) -> None:
         raise OptionError(f"{flag} must be between {low} and {high}, not {value}")
 
 
-def _kind(spec: Any) -> type:
-    """The plain type of a setting, without its `| None`."""
-    if spec.default is not None and spec.default is not MISSING:
-        return type(spec.default)
+def option_kind(spec: Any) -> type:
+    """Return the plain type of a setting of EngineArgs, without its `| None`."""
+    default: object = spec.default
+    if default is not None and default is not MISSING:
+        return type(default)
     return int if spec.metadata["low"] is not None else str

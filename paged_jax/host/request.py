@@ -1,14 +1,14 @@
 """What is asked of the engine and how far it has come: SamplingParams, Request, Sequence.
 
-A `Request` is immutable. A `Sequence` is one choice of it being generated, the only mutable record; the
-`Scheduler` owns it. Lengths and positions are in tokens.
+A `Request` is immutable. A `Sequence` is one choice of it being generated, the only mutable record;
+the `Scheduler` owns it. Lengths and positions are in tokens.
 """
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from enum import Enum
-from typing import Any
+from enum import Enum, StrEnum
+from typing import TypeGuard, cast
 
 MAX_N = 128
 MAX_STOP_STRINGS = 4
@@ -26,7 +26,7 @@ class InvalidRequest(ValueError):
         self.param = param
 
 
-class FinishReason(str, Enum):
+class FinishReason(StrEnum):
     """Why a sequence ended."""
 
     STOP = "stop"
@@ -53,7 +53,8 @@ class SamplingParams:
         n: choices per prompt; with greedy decoding they are equal.
         presence_penalty: subtracted from the logit of every token already in the output; [-2, 2].
         frequency_penalty: the same, times how often; [-2, 2].
-        repetition_penalty: > 0; divides (multiplies) positive (negative) logits of prompt and output tokens.
+        repetition_penalty: > 0; divides (multiplies) positive (negative) logits of prompt and
+            output tokens.
         temperature: [0, 2]; below 1e-5 is greedy.
         top_p: [0, 1]; 0 is greedy.
         top_k: 0 or -1 is off.
@@ -65,7 +66,8 @@ class SamplingParams:
         max_tokens: answer length; None fills the context.
         min_tokens: no end before this many tokens.
         logprobs: None is off; k lists the chosen token and the k likeliest, from the raw logits.
-        prompt_logprobs: the same for the prompt's tokens; such a request does not read the prefix cache.
+        prompt_logprobs: the same for the prompt's tokens; such a request does not read the prefix
+            cache.
         logit_bias: added to the logits of these ids, clamped to [-100, 100].
     """
 
@@ -105,6 +107,7 @@ class SamplingParams:
                     f"{name} must be true or false, not {_show(getattr(self, name))}", name
                 )
         self._check_stops()
+        self._check_stop_ids()
         self._check_bias()
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequest(
@@ -114,18 +117,20 @@ class SamplingParams:
 
     def _normalise(self) -> None:
         """Bring the accepted spellings of a value to one."""
-        put = lambda name, value: object.__setattr__(self, name, value)  # noqa: E731
-        stop = self.stop
-        put("stop", (stop,) if isinstance(stop, str) else tuple(dict.fromkeys(stop or ())))
-        put("stop_token_ids", tuple(dict.fromkeys(self.stop_token_ids or ())))
-        put("logit_bias", dict(self.logit_bias or {}))
+        stop = (self.stop,) if isinstance(self.stop, str) else self.stop
+        self._put("stop", _unique("stop", stop))
+        self._put("stop_token_ids", _unique("stop_token_ids", self.stop_token_ids))
+        self._put("logit_bias", _mapping("logit_bias", self.logit_bias))
         if self.top_k == -1:
-            put("top_k", 0)
+            self._put("top_k", 0)
         if self.seed == -1:
-            put("seed", None)
+            self._put("seed", None)
         for name in ("logprobs", "prompt_logprobs"):
             if isinstance(getattr(self, name), bool):
-                put(name, 1 if getattr(self, name) else None)
+                self._put(name, 1 if getattr(self, name) else None)
+
+    def _put(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
 
     def _check_stops(self) -> None:
         stops = self.stop_strings
@@ -134,7 +139,7 @@ class SamplingParams:
                 f"stop takes at most {MAX_STOP_STRINGS} strings, not {len(stops)}", "stop"
             )
         for text in stops:
-            if not isinstance(text, str) or not text:
+            if not _is_text(text):
                 raise InvalidRequest(f"stop must hold non-empty strings, not {_show(text)}", "stop")
             if len(text) > MAX_STOP_LEN:
                 raise InvalidRequest(
@@ -142,6 +147,8 @@ class SamplingParams:
                 )
         if stops and not self.detokenize:
             raise InvalidRequest("stop strings need detokenize=True", "stop")
+
+    def _check_stop_ids(self) -> None:
         ids = self.stop_ids
         if len(ids) > MAX_STOP_IDS:
             raise InvalidRequest(
@@ -164,11 +171,7 @@ class SamplingParams:
                 raise InvalidRequest(
                     f"logit_bias must map token ids, not {_show(token)}", "logit_bias"
                 )
-            if (
-                isinstance(value, bool)
-                or not isinstance(value, (int, float))
-                or not math.isfinite(value)
-            ):
+            if not _is_number(value, float):
                 raise InvalidRequest(
                     f"logit_bias of {token} must be a number, not {_show(value)}", "logit_bias"
                 )
@@ -216,20 +219,50 @@ _OPTIONAL = {"seed", "max_tokens", "logprobs", "prompt_logprobs"}
 
 
 def _check_number(
-    name: str, value: Any, kind: type, low: float, high: float, *, optional: bool
+    name: str, value: object, kind: type, low: float, high: float, *, optional: bool
 ) -> None:
     """Raise InvalidRequest unless value is a finite number of `kind` in [low, high]."""
     if value is None and optional:
         return
-    legal = type(value) is int or (kind is float and type(value) is float and math.isfinite(value))
-    if not legal:
+    if not _is_number(value, kind):
         wanted = "a whole number" if kind is int else "a finite number"
         raise InvalidRequest(f"{name} must be {wanted}, not {_show(value)}", name)
     if not low <= value <= high:
         raise InvalidRequest(f"{name} must be between {low} and {high}, not {_show(value)}", name)
 
 
-def _show(value: Any) -> str:
+def _is_number(value: object, kind: type) -> TypeGuard[float]:
+    """Whether value is a whole number, or, where `kind` is float, any finite one."""
+    return type(value) is int or (kind is float and type(value) is float and math.isfinite(value))
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and value != ""
+
+
+def _unique(name: str, values: object) -> tuple[object, ...]:
+    """The values of a list in order, each once; None is an empty list."""
+    if values is None:
+        return ()
+    if isinstance(values, list | tuple):
+        try:
+            return tuple(dict.fromkeys(cast("list[object]", values)))
+        except TypeError:  # a value that cannot be hashed: a list, an object
+            pass
+    shown = _show(cast("object", values))
+    raise InvalidRequest(f"{name} must be a list of plain values, not {shown}", name)
+
+
+def _mapping(name: str, value: object) -> dict[object, object]:
+    """A copy of a mapping; None is an empty one."""
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise InvalidRequest(f"{name} must map keys to values, not {_show(value)}", name)
+    return dict(cast("Mapping[object, object]", value))
+
+
+def _show(value: object) -> str:
     """A short repr for error messages: large inputs are never echoed."""
     text = repr(value)[:200]
     return text if len(text) < 80 else text[:77] + "..."
@@ -273,25 +306,28 @@ class Sequence:
     Attributes:
         index: which choice.
         output: generated ids, in order.
-        num_computed: tokens whose KV is (or will be, once the scheduled steps have run) in the pool.
+        num_computed: tokens whose KV is (or will be, once the scheduled steps have run) in the
+            pool.
         block_table: block i holds tokens [i * block_size, (i + 1) * block_size).
         block_hashes: hash chain of the full blocks known so far.
         num_cached: prompt tokens served from the prefix cache at first admission.
         num_preemptions: how often its blocks were taken away.
+        rank: place in the order of service, set by the Scheduler; the smallest comes first.
     """
 
     request: Request
     index: int = 0
     fork_pending: bool = False
-    output: list[int] = field(default_factory=list)
+    output: list[int] = field(default_factory=list[int])
     num_computed: int = 0
-    block_table: list[int] = field(default_factory=list)
-    block_hashes: list[bytes] = field(default_factory=list)
+    block_table: list[int] = field(default_factory=list[int])
+    block_hashes: list[bytes] = field(default_factory=list[bytes])
     status: Status = Status.WAITING
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     num_cached: int | None = None
     num_preemptions: int = 0
+    rank: tuple[float, ...] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -362,10 +398,15 @@ class ScheduledStep:
 
 @dataclass(frozen=True)
 class TokenDelta:
-    """One token a step gave to one sequence, and whether it ended the sequence."""
+    """One token a step gave to one sequence, and whether it ended the sequence.
+
+    Attributes:
+        row: which of the step's draws it is (draws are numbered in the order of the chunks).
+    """
 
     sequence: Sequence
     token: int
+    row: int
     finish_reason: FinishReason | None = None
 
 

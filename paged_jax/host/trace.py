@@ -1,4 +1,4 @@
-"""What happened, as records: one per step and one per finished request, for metrics, plots and replay."""
+"""What happened, as records: one per step and one per ended request, for metrics and plots."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -41,7 +41,11 @@ class StepRecord:
 
 @dataclass(frozen=True)
 class RequestRecord:
-    """One finished request, however it ended. Times are monotonic seconds, None where not reached."""
+    """One finished request, however it ended. Times are monotonic seconds, None where not reached.
+
+    Attributes:
+        token_gaps_s: seconds between consecutive tokens, over all choices.
+    """
 
     id: str
     n: int
@@ -57,6 +61,7 @@ class RequestRecord:
     first_token_s: float | None
     last_token_s: float | None
     finish_s: float
+    token_gaps_s: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,295 @@
+"""The Scheduler decides what each step computes: which sequences, how many tokens, in which blocks.
+
+Its rules are vLLM v1's: running sequences first, then waiting ones in strict order, within a token
+budget; a long prompt is computed in chunks beside other sequences' decodes; when blocks run out,
+the sequence that is last in the order of service loses its blocks and is computed again later. It
+knows no arrays and no clock, so a simulator can drive it. Call `schedule` and `commit` in turn.
+"""
+
+from bisect import insort
+from collections.abc import Sequence as Seq
+
+from paged_jax.config import CacheConfig, SchedulerConfig
+from paged_jax.host.blocks import BlockPool
+from paged_jax.host.ending import ending
+from paged_jax.host.plan import StepPlan
+from paged_jax.host.prefix import PrefixCache
+from paged_jax.host.request import (
+    Chunk,
+    FinishReason,
+    InvalidRequest,
+    Request,
+    ScheduledStep,
+    Sequence,
+    Status,
+    TokenDelta,
+)
+from paged_jax.host.tables import BlockTables
+from paged_jax.host.trace import PoolUsage
+
+
+class Scheduler:
+    """Owns the sequences and the block pool.
+
+    Attributes:
+        pool: the blocks.
+        num_preemptions: sequences that lost their blocks so far.
+        num_copies: blocks copied on write so far.
+    """
+
+    def __init__(self, config: SchedulerConfig, cache: CacheConfig):
+        self.config = config
+        self.cache = cache
+        self.pool = BlockPool(cache.num_blocks, prefix_caching=cache.prefix_caching)
+        self.num_preemptions = 0
+        self.num_copies = 0
+        self._tables = BlockTables(self.pool, cache.block_size)
+        self._prefix = PrefixCache(self.pool, cache.block_size)
+        self._running: list[Sequence] = []  # in order of admission
+        self._waiting: list[Sequence] = []  # sorted by rank
+        self._live: dict[str, list[Sequence]] = {}  # unfinished sequences of each request
+        self._num_added = 0
+        # A sequence ends where not even the whole pool has room for its next token.
+        self._max_len = min(config.max_model_len, self._tables.capacity + 1)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any sequence is unfinished."""
+        return bool(self._live)
+
+    @property
+    def num_running(self) -> int:
+        """Sequences that hold blocks; a request not yet forked counts once."""
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences that are new or were preempted."""
+        return len(self._waiting)
+
+    @property
+    def prefix_queries(self) -> int:
+        """Prompt tokens looked up in the prefix cache, once per request."""
+        return self._prefix.queries
+
+    @property
+    def prefix_hits(self) -> int:
+        """Of `prefix_queries`, the tokens found."""
+        return self._prefix.hits
+
+    def check_fits(self, prompt_len: int, n: int = 1) -> None:
+        """Raise InvalidRequest if such a request could never be served, however long it waited."""
+        longest = self.config.max_model_len - 1
+        if prompt_len < 1:
+            raise InvalidRequest("prompt must have at least one token", "prompt")
+        if prompt_len > longest:
+            raise InvalidRequest(
+                f"prompt has {prompt_len} tokens, but with max_model_len {longest + 1} at most"
+                f" {longest} leave room for an answer; shorten it or raise --max-model-len",
+                "prompt",
+            )
+        needed = self._tables.num_blocks_for(prompt_len + 1)
+        if needed > self.pool.num_usable:
+            raise InvalidRequest(
+                f"prompt needs {needed} KV blocks, but there are {self.pool.num_usable};"
+                " shorten it or give the KV pool more memory",
+                "prompt",
+            )
+        if n > self.config.max_seqs:
+            raise InvalidRequest(
+                f"n ({n}) must not exceed the {self.config.max_seqs} sequences that run at once"
+                " (--max-num-seqs)",
+                "n",
+            )
+
+    def add(self, request: Request) -> Sequence:
+        """Queue a request and return its first sequence.
+
+        Raises:
+            InvalidRequest: its id is in use, or it could never be served.
+        """
+        if request.id in self._live:
+            raise InvalidRequest(f"request id {request.id!r} is in use", "request_id")
+        self.check_fits(len(request.prompt), request.n)
+        sequence = Sequence(request, fork_pending=request.n > 1, rank=self._rank(request))
+        self._live[request.id] = [sequence]
+        self._enqueue(sequence)
+        return sequence
+
+    def schedule(self) -> ScheduledStep:
+        """Decide the next step and advance the sequences as if it had run."""
+        plan = StepPlan(budget=self.config.max_tokens_per_step)
+        self._schedule_running(plan)
+        for chunk in plan.chunks.values():  # not earlier: a preempted chunk is never computed
+            self._prefix.publish(chunk)
+        if not plan.preempted:
+            self._admit_waiting(plan)
+        self.num_copies += len(plan.copies)
+        return plan.close()
+
+    def commit(self, step: ScheduledStep, tokens: Seq[Seq[int]]) -> list[TokenDelta]:
+        """Append what a step has drawn, fork where it completed a prompt, end what is finished.
+
+        Args:
+            tokens: for each chunk of the step its `num_samples` ids. Those of sequences that were
+                ended while the step ran are ignored.
+        """
+        deltas: list[TokenDelta] = []
+        next_row = 0
+        for chunk, drawn in zip(step.chunks, tokens, strict=True):
+            assert len(drawn) == chunk.num_samples, "a chunk has too few or too many samples"
+            rows = range(next_row, next_row + len(drawn))
+            next_row = rows.stop
+            if drawn and chunk.sequence.status is not Status.FINISHED:
+                choices = self._choices(chunk.sequence)
+                deltas += map(self._append, choices, drawn, rows)
+        return deltas
+
+    def abort(self, request_id: str) -> list[Sequence]:
+        """End all sequences of a request and return them; an unknown id has ended already."""
+        sequences = list(self._live.get(request_id, ()))
+        for sequence in sequences:
+            self.finish(sequence, FinishReason.ABORT)
+        return sequences
+
+    def finish(
+        self, sequence: Sequence, reason: FinishReason, stop_reason: int | str | None = None
+    ) -> None:
+        """End a sequence and release its blocks; does nothing if it has ended already."""
+        if sequence.status is Status.FINISHED:
+            return
+        queue = self._running if sequence.status is Status.RUNNING else self._waiting
+        queue.remove(sequence)
+        self._tables.release(sequence)
+        sequence.status = Status.FINISHED
+        sequence.finish_reason, sequence.stop_reason = reason, stop_reason
+        siblings = self._live[sequence.request.id]
+        siblings.remove(sequence)
+        if not siblings:
+            del self._live[sequence.request.id]
+
+    def usage(self) -> PoolUsage:
+        """Return how full the pool is."""
+        return self._tables.usage(self._running)
+
+    def check(self) -> None:
+        """Raise AssertionError unless queues, block tables and pool agree."""
+        self._tables.check(self._running)
+        live = [sequence for sequences in self._live.values() for sequence in sequences]
+        assert set(live) == {*self._running, *self._waiting}, "a sequence is in no queue"
+        assert len(live) == self.num_running + self.num_waiting, "a sequence is in two queues"
+        assert all(sequence.status is Status.RUNNING for sequence in self._running)
+        assert all(sequence.status is Status.WAITING for sequence in self._waiting)
+        assert not any(sequence.block_table for sequence in self._waiting), "waiting with blocks"
+        ranks = [sequence.rank for sequence in self._waiting]
+        assert ranks == sorted(ranks), "the waiting queue is out of order"
+        assert self._num_seats_taken() <= self.config.max_seqs, "too many sequences run"
+
+    def _rank(self, request: Request) -> tuple[float, ...]:
+        """The request's place in the order of service."""
+        self._num_added += 1
+        if self.config.policy == "priority":
+            return (request.priority, request.arrival_s, self._num_added, 0)
+        return (self._num_added, 0)
+
+    def _enqueue(self, sequence: Sequence) -> None:
+        """Put a sequence into the waiting queue: by FCFS a preempted one comes out at the front."""
+        sequence.status = Status.WAITING
+        insort(self._waiting, sequence, key=lambda waiting: waiting.rank)
+
+    def _num_seats_taken(self) -> int:
+        """Running sequences, counting a request that is going to fork as its n."""
+        return sum(sequence.num_samples for sequence in self._running)
+
+    def _schedule_running(self, plan: StepPlan) -> None:
+        """Give running sequences their missing tokens, in order, as far as the budget reaches."""
+        for sequence in tuple(self._running):
+            if plan.budget == 0:
+                return
+            length = min(sequence.num_missing, plan.budget)
+            is_running = sequence.status is Status.RUNNING  # not preempted by one before it
+            if is_running and length > 0 and self._make_room(sequence, length, plan):
+                self._place(sequence, length, plan)
+
+    def _make_room(self, sequence: Sequence, length: int, plan: StepPlan) -> bool:
+        """Preempt from the end of the order of service until the chunk's blocks are free.
+
+        Returns whether they are; if not, the sequence has been preempted itself.
+        """
+        while not self._tables.can_grow(sequence, length):
+            victim = max(self._running, key=lambda running: running.rank)
+            self._preempt(victim, plan)
+            if victim is sequence:
+                return False
+        return True
+
+    def _place(self, sequence: Sequence, length: int, plan: StepPlan) -> None:
+        """Plan the sequence's next `length` tokens; their blocks are known to be free."""
+        start, is_last = sequence.num_computed, length == sequence.num_missing
+        num_samples = sequence.num_samples if is_last else 0
+        copy = self._tables.grow(sequence, length)
+        plan.add(Chunk(sequence, start, length, num_samples), copy)
+
+    def _preempt(self, sequence: Sequence, plan: StepPlan) -> None:
+        """Take a running sequence's blocks; its output stays and is computed again later."""
+        plan.preempt(sequence)
+        self._running.remove(sequence)
+        self._tables.release(sequence)
+        sequence.num_computed = 0
+        sequence.num_preemptions += 1
+        self.num_preemptions += 1
+        self._enqueue(sequence)
+
+    def _admit_waiting(self, plan: StepPlan) -> None:
+        """Admit waiting sequences in order until budget, seats or blocks run out.
+
+        Budget is left only if every running sequence gets all its missing tokens in this step, and
+        the blocks they fill are published by now: so no block is computed twice side by side.
+        """
+        num_seats = self.config.max_seqs - self._num_seats_taken()
+        while self._waiting and plan.budget > 0 and self._waiting[0].num_samples <= num_seats:
+            hits = self._prefix.lookup(self._waiting[0])
+            if not self._tables.can_start(self._waiting[0], hits):
+                return
+            sequence = self._waiting.pop(0)
+            num_seats -= sequence.num_samples
+            self._admit(sequence, hits)
+            self._place(sequence, min(sequence.num_missing, plan.budget), plan)
+            self._prefix.publish(plan.chunks[sequence])
+
+    def _admit(self, sequence: Sequence, hits: list[int]) -> None:
+        """Let a sequence run, starting with the cached blocks of its prefix."""
+        self._tables.start(sequence, hits)
+        sequence.status = Status.RUNNING
+        self._running.append(sequence)
+        self._prefix.note_admission(sequence, len(hits))
+
+    def _choices(self, sequence: Sequence) -> list[Sequence]:
+        """Fork a request whose prompt is computed into its n choices, which share its blocks."""
+        if not sequence.fork_pending:
+            return [sequence]
+        sequence.fork_pending = False
+        choices = [sequence, *(self._child(sequence, i) for i in range(1, sequence.request.n))]
+        at = self._running.index(sequence)
+        self._running[at : at + 1] = choices
+        self._live[sequence.request.id] = list(choices)
+        return choices
+
+    def _child(self, sequence: Sequence, index: int) -> Sequence:
+        child = Sequence(
+            sequence.request,
+            index=index,
+            status=Status.RUNNING,
+            num_cached=sequence.num_cached,
+            rank=(*sequence.rank[:-1], index),
+        )
+        self._tables.share(sequence, child)
+        return child
+
+    def _append(self, sequence: Sequence, token: int, row: int) -> TokenDelta:
+        """Give a sequence its next token and end it if that was its last."""
+        sequence.output.append(token)
+        reason, stop_reason = ending(sequence, max_len=self._max_len)
+        if reason is not None:
+            self.finish(sequence, reason, stop_reason)
+        return TokenDelta(sequence, token, row, reason)
