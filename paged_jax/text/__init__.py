@@ -1,0 +1,1 @@
+"""Text in, text out: tokenizers, incremental decoding, stop strings and chat templates."""
