@@ -87,6 +87,17 @@ class ModelConfig:
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
 
+    @property
+    def context_limit(self) -> int:
+        """Longest prompt plus answer in tokens: `max_position`, stretched by its scaling."""
+        scaling = self.rope_scaling
+        if scaling.kind in ("linear", "dynamic"):
+            return int(self.max_position * scaling.factor)
+        if scaling.kind == "yarn":
+            original = scaling.original_max_position or self.max_position
+            return max(self.max_position, int(original * scaling.factor))
+        return self.max_position
+
     def window(self, layer: int) -> int | None:
         """Return the layer's attention window in tokens, or None."""
         return self.windows[layer] if self.windows else None

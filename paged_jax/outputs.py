@@ -1,9 +1,10 @@
 """What the engine gives back, shaped as vLLM's: RequestOutput, CompletionOutput, Logprob.
 
-The engine produces deltas (`RequestDelta`); `RequestOutput.absorb` accumulates them. Standard library only.
+The engine produces deltas (`RequestDelta`); `RequestOutput.absorb` accumulates them. Standard
+library only.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,10 @@ PositionLogprobs = dict[int, Logprob]
 
 @dataclass(frozen=True)
 class ChoiceDelta:
-    """What one step adds to one choice. `text` may lag behind `token_ids` (held back for stop strings)."""
+    """What one step adds to one choice.
+
+    `text` may lag behind `token_ids` (held back for stop strings).
+    """
 
     index: int
     text: str
@@ -36,6 +40,18 @@ class ChoiceDelta:
     logprobs: tuple[PositionLogprobs, ...] | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+
+    def merged(self, later: "ChoiceDelta") -> "ChoiceDelta":
+        """Return this delta and a later one of the same choice as one."""
+        logprobs = None
+        if self.logprobs is not None or later.logprobs is not None:
+            logprobs = (self.logprobs or ()) + (later.logprobs or ())
+        return replace(
+            later,
+            text=self.text + later.text,
+            token_ids=self.token_ids + later.token_ids,
+            logprobs=logprobs,
+        )
 
 
 @dataclass(frozen=True)
@@ -69,6 +85,15 @@ class RequestDelta:
     metrics: RequestMetrics | None = None
     error: str | None = None
 
+    def merged(self, later: "RequestDelta") -> "RequestDelta":
+        """Return this delta and a later one of the same request as one."""
+        choices = {choice.index: choice for choice in self.choices}
+        for choice in later.choices:
+            earlier = choices.get(choice.index)
+            choices[choice.index] = choice if earlier is None else earlier.merged(choice)
+        prompt_logprobs = self.prompt_logprobs or later.prompt_logprobs
+        return replace(later, choices=tuple(choices.values()), prompt_logprobs=prompt_logprobs)
+
 
 @dataclass
 class CompletionOutput:
@@ -97,7 +122,8 @@ class CompletionOutput:
                 for token, table in zip(delta.token_ids, delta.logprobs, strict=True)
             )
             self.cumulative_logprob = (self.cumulative_logprob or 0.0) + chosen
-        self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
+        if delta.finish_reason is not None:
+            self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
 
 
 @dataclass

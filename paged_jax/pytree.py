@@ -1,7 +1,7 @@
 """`@pytree`: a frozen dataclass whose fields are JAX leaves or subtrees.
 
-JAX rebuilds such classes from things that are not arrays (shardings, shapes, tracers), so they are exempt
-from the run-time shape checks of the tests; their field annotations are documentation.
+JAX rebuilds such classes from things that are not arrays (shardings, shapes, tracers), so they are
+exempt from the run-time shape checks of the tests; their field annotations are documentation.
 """
 
 from typing import TypeVar, dataclass_transform

@@ -1,11 +1,13 @@
 """StepBatch: the one border crossing, from a ScheduledStep to padded arrays.
 
-Packed tokens come first to last in the order of the chunks; decode is a chunk of one token. Padding tokens
-follow, belong to no sequence (`query_starts` does not reach them) and write to the null block.
+Packed tokens come first to last in the order of the chunks; decode is a chunk of one token. Padding
+tokens follow, belong to no sequence (`query_starts` does not reach them) and write to the null
+block.
 """
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from jaxtyping import Array, Int
@@ -24,8 +26,10 @@ class StepBatch:
         slots: where each token's key and value go (block * block_size + offset); 0 for padding.
         seq_of_token: row of `block_tables` each token belongs to; 0 for padding.
         block_tables: the blocks of each sequence in order; filled with the null block 0.
-        query_starts: tokens [query_starts[i], query_starts[i + 1]) are sequence i's; padding rows are empty.
-        kv_lens: tokens of the sequence that are in the pool after this step's writes; 0 for padding.
+        query_starts: tokens [query_starts[i], query_starts[i + 1]) are sequence i's; padding rows
+            are empty.
+        kv_lens: tokens of the sequence that are in the pool after this step's writes; 0 for
+            padding.
         prompt_lens: prompt length of each sequence (length-dependent rotary scaling needs it).
         sample_at: index into `tokens` of each row to be sampled; 0 for padding.
     """
@@ -55,14 +59,15 @@ def pack(chunks: Seq[Chunk], shape: BatchShape, block_size: int) -> StepBatch:
     """Flatten chunks into fresh numpy arrays of `shape`.
 
     Raises:
-        AssertionError: a block id or a size is out of range (on the device that would be silent corruption).
+        AssertionError: a block id or a size is out of range (on the device that would be silent
+            corruption).
     """
     total, rows = sum(c.length for c in chunks), sum(c.num_samples for c in chunks)
     assert total <= shape.tokens and len(chunks) <= shape.seqs and rows <= shape.rows, (
         shape,
         total,
     )
-    batch = _empty(shape)
+    batch = empty_batch(shape)
     at = row = 0
     for index, chunk in enumerate(chunks):
         sequence, end = chunk.sequence, chunk.start + chunk.length
@@ -84,9 +89,12 @@ def pack(chunks: Seq[Chunk], shape: BatchShape, block_size: int) -> StepBatch:
     return batch
 
 
-def _empty(shape: BatchShape) -> StepBatch:
-    """An all-padding batch; fresh memory, since a dispatched step may still read the last one."""
-    zeros = lambda *size: np.zeros(size, np.int32)  # noqa: E731
+def empty_batch(shape: BatchShape) -> StepBatch:
+    """Return an all-padding batch in fresh memory: a dispatched step may still read the last."""
+
+    def zeros(*size: int) -> Any:  # numpy; the fields' types say what jit makes of it
+        return np.zeros(size, np.int32)
+
     return StepBatch(
         tokens=zeros(shape.tokens),
         positions=zeros(shape.tokens),

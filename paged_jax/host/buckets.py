@@ -2,20 +2,19 @@
 
 from collections.abc import Sequence
 
-SMALLEST_TOKENS = 8
-
 
 def token_buckets(max_tokens: int) -> tuple[int, ...]:
-    """Return the sizes for packed tokens: powers of two from 8, ending in max_tokens.
+    """Return the sizes for packed tokens: 2, then powers of two from 8, ending in max_tokens.
 
-    One token is padded to 8: XLA's CPU products with a single row are many times slower.
+    One token is padded to two: with a single row XLA:CPU copies every weight matrix at each step
+    (measured on SmolLM2: 820 ms and 1.8 GiB against 30 ms).
     """
-    return _ladder(max_tokens, first=SMALLEST_TOKENS, factor=2)
+    return _ladder(max_tokens, (2, 8), factor=2)
 
 
 def row_buckets(max_rows: int) -> tuple[int, ...]:
     """Return the sizes for sampled rows: powers of four, ending in max_rows."""
-    return _ladder(max_rows, first=4, factor=4)
+    return _ladder(max_rows, (4,), factor=4)
 
 
 def pick(buckets: Sequence[int], n: int) -> int:
@@ -26,13 +25,11 @@ def pick(buckets: Sequence[int], n: int) -> int:
     raise ValueError(f"{n} is beyond the largest bucket, {buckets[-1]}")
 
 
-def _ladder(limit: int, *, first: int, factor: int) -> tuple[int, ...]:
-    """first, first * factor, ... as far as below limit, then limit."""
+def _ladder(limit: int, first: Sequence[int], *, factor: int) -> tuple[int, ...]:
+    """The first sizes, then each times factor, as far as below limit, then limit."""
     if limit < 1:
         raise ValueError(f"the largest bucket must be at least 1, not {limit}")
-    sizes: list[int] = []
-    step = first
-    while step < limit:
-        sizes.append(step)
-        step *= factor
-    return (*sizes, limit)
+    sizes = list(first)
+    while sizes[-1] < limit:
+        sizes.append(sizes[-1] * factor)
+    return (*(size for size in sizes if size < limit), limit)

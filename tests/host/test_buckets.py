@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 from paged_jax.host.buckets import pick, row_buckets, token_buckets
 
 
-def test_token_buckets_are_powers_of_two_from_eight():
-    assert token_buckets(512) == (8, 16, 32, 64, 128, 256, 512)
+def test_token_buckets_are_two_then_powers_of_two_from_eight():
+    assert token_buckets(512) == (2, 8, 16, 32, 64, 128, 256, 512)
 
 
 def test_row_buckets_are_powers_of_four():
@@ -15,7 +15,7 @@ def test_row_buckets_are_powers_of_four():
 
 @pytest.mark.parametrize(
     ("limit", "expected"),
-    [(1, (1,)), (2, (2,)), (8, (8,)), (9, (8, 9)), (100, (8, 16, 32, 64, 100))],
+    [(1, (1,)), (2, (2,)), (8, (2, 8)), (9, (2, 8, 9)), (100, (2, 8, 16, 32, 64, 100))],
 )
 def test_token_buckets_end_exactly_in_their_limit(limit, expected):
     assert token_buckets(limit) == expected

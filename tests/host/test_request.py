@@ -109,7 +109,7 @@ def test_spellings_of_a_value_become_one(given_, normal):
         ({"stop_token_ids": [[1]]}, "stop_token_ids must be a list of plain values"),
         ({"stop_token_ids": [-1]}, "must hold token ids, not -1"),
         ({"stop_token_ids": [True]}, "must hold token ids, not True"),
-        ({"stop_token_ids": list(range(129))}, "at most 128 ids, not 129"),
+        ({"stop_token_ids": list(range(1025))}, "at most 1024 ids, not 1025"),
         ({"logit_bias": [1]}, "logit_bias must map keys to values"),
         ({"logit_bias": {"1": 1.0}}, "logit_bias must map token ids, not '1'"),
         ({"logit_bias": {1: math.nan}}, "logit_bias of 1 must be a number, not nan"),

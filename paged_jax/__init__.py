@@ -1,0 +1,60 @@
+"""paged_jax: a functional JAX inference engine with a paged KV cache and an OpenAI-compatible
+server.
+
+Public names load lazily: importing the package imports no jax.
+"""
+
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from paged_jax.async_engine import AsyncEngine
+    from paged_jax.config import EngineArgs
+    from paged_jax.engine import Engine
+    from paged_jax.host.request import InvalidRequest, SamplingParams
+    from paged_jax.llm import LLM
+    from paged_jax.outputs import CompletionOutput, Logprob, RequestOutput
+    from paged_jax.step import engine_step
+
+try:
+    __version__ = version("paged_jax")
+except PackageNotFoundError:  # running from a source tree that was not installed
+    __version__ = "0.0.0"
+
+_HOMES = {
+    "AsyncEngine": "paged_jax.async_engine",
+    "CompletionOutput": "paged_jax.outputs",
+    "Engine": "paged_jax.engine",
+    "EngineArgs": "paged_jax.config",
+    "InvalidRequest": "paged_jax.host.request",
+    "LLM": "paged_jax.llm",
+    "Logprob": "paged_jax.outputs",
+    "RequestOutput": "paged_jax.outputs",
+    "SamplingParams": "paged_jax.host.request",
+    "engine_step": "paged_jax.step",
+}
+
+__all__ = [
+    "LLM",
+    "AsyncEngine",
+    "CompletionOutput",
+    "Engine",
+    "EngineArgs",
+    "InvalidRequest",
+    "Logprob",
+    "RequestOutput",
+    "SamplingParams",
+    "__version__",
+    "engine_step",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'paged_jax' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

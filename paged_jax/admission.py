@@ -1,0 +1,99 @@
+"""The door: which requests this engine can serve, and the values in force for those it can."""
+
+import secrets
+import time
+from collections.abc import Sequence as Seq
+
+from paged_jax.config import EngineConfig, ModelConfig
+from paged_jax.host.request import InvalidRequest, Request, SamplingParams
+
+
+def check_request(prompt: Seq[int], params: SamplingParams, config: EngineConfig) -> None:
+    """Refuse what the model or its context cannot serve.
+
+    Raises:
+        InvalidRequest: names the field, the value and the limit.
+    """
+    limit = config.scheduler.max_model_len
+    vocab = config.model.vocab_limit or config.model.vocab_size
+    if not prompt:
+        raise InvalidRequest("prompt must hold at least one token", "prompt")
+    for token in prompt:
+        if type(token) is not int or not 0 <= token < vocab:
+            raise InvalidRequest(
+                f"prompt holds token id {str(token)[:40]}, out of vocabulary (0 to {vocab - 1})",
+                "prompt",
+            )
+    if len(prompt) >= limit:
+        raise InvalidRequest(
+            f"the maximum context length is {limit} tokens but the prompt has {len(prompt)}: "
+            f"shorten it to at most {limit - 1}",
+            "prompt",
+        )
+    if params.max_tokens is not None and params.max_tokens > limit:
+        raise InvalidRequest(
+            f"max_tokens ({params.max_tokens}) exceeds the maximum context length of {limit} "
+            f"tokens (the prompt has {len(prompt)})",
+            "max_tokens",
+        )
+    _check_ids(params, vocab)
+    _check_logprobs(params, config.max_logprobs)
+
+
+def _check_ids(params: SamplingParams, vocab: int) -> None:
+    named = (("stop_token_ids", params.stop_ids), ("logit_bias", params.logit_bias or {}))
+    for name, ids in named:
+        for token in ids:
+            if token >= vocab:
+                raise InvalidRequest(
+                    f"{name} holds token id {token}, out of vocabulary (0 to {vocab - 1}, "
+                    f"vocabulary size {vocab})",
+                    name,
+                )
+
+
+def _check_logprobs(params: SamplingParams, most: int) -> None:
+    for name in ("logprobs", "prompt_logprobs"):
+        value = getattr(params, name)
+        if value is not None and value > most:
+            raise InvalidRequest(
+                f"{name} is {value} but at most {most} alternatives are given (--max-logprobs)",
+                name,
+            )
+
+
+def make_request(
+    prompt: Seq[int],
+    params: SamplingParams,
+    config: EngineConfig,
+    *,
+    request_id: str,
+    priority: int,
+    cache_salt: str | None,
+) -> Request:
+    """Return the request with its seed drawn and its answer length clamped to the room left."""
+    room = config.scheduler.max_model_len - len(prompt)
+    return Request(
+        id=request_id,
+        prompt=tuple(prompt),
+        sampling=params,
+        seed=secrets.randbits(63) if params.seed is None else params.seed,
+        max_tokens=min(room, params.max_tokens or room),
+        eos_ids=config.model.eos_token_ids,
+        priority=priority,
+        cache_salt=_salt(len(prompt), cache_salt, config.model),
+        arrival_s=time.monotonic(),
+    )
+
+
+def _salt(prompt_len: int, salt: str | None, model: ModelConfig) -> str | None:
+    """Separate prompts whose keys differ for equal tokens.
+
+    Under dynamic rotary scaling the keys of a prompt beyond the original length depend on its
+    own length.
+    """
+    scaling = model.rope_scaling
+    original = scaling.original_max_position or model.max_position
+    if scaling.kind != "dynamic" or prompt_len <= original:
+        return salt
+    return f"{salt or ''}\0{prompt_len}"

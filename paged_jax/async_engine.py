@@ -1,0 +1,244 @@
+"""AsyncEngine: one thread that steps the engine, asyncio streams that carry its deltas.
+
+Requests and aborts go through an inbox that the stepping thread empties before each step. A
+consumer that is slow, or has stopped reading, gets one merged delta later; it never holds up the
+engine.
+"""
+
+import asyncio
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Sequence as Seq
+
+from paged_jax.build import build_engine
+from paged_jax.config import EngineArgs, EngineConfig
+from paged_jax.engine import Engine
+from paged_jax.host.request import InvalidRequest, SamplingParams
+from paged_jax.host.trace import EngineObserver, EngineStats
+from paged_jax.outputs import RequestDelta
+from paged_jax.text.tokenizer import Tokenizer
+
+logger = logging.getLogger("paged_jax")
+
+
+class _Stream:
+    """The deltas of one request on their way to one consumer."""
+
+    def __init__(self, request_id: str):
+        self.request_id = request_id
+        self._loop = asyncio.get_running_loop()
+        self._ready = asyncio.Event()
+        self._lock = threading.Lock()
+        self._pending: RequestDelta | None = None
+
+    def put(self, delta: RequestDelta) -> None:
+        """Add a delta from any thread; what the consumer has not taken yet is merged with it."""
+        with self._lock:
+            merged = delta if self._pending is None else self._pending.merged(delta)
+            is_first, self._pending = self._pending is None, merged
+        if is_first and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._ready.set)
+
+    async def get(self) -> RequestDelta:
+        """Wait for the next delta."""
+        await self._ready.wait()
+        with self._lock:
+            delta, self._pending = self._pending, None
+            self._ready.clear()
+        assert delta is not None, "woken without a delta"
+        return delta
+
+
+class AsyncEngine:
+    """An engine that many coroutines can ask at once.
+
+    Attributes:
+        engine: the synchronous engine; only the stepping thread touches it once started.
+        is_draining: no new requests are taken.
+    """
+
+    def __init__(self, engine: Engine):
+        self.engine = engine
+        self.is_draining = False
+        self._error: str | None = None
+        self._streams: dict[str, _Stream] = {}
+        self._inbox: deque[Callable[[], None]] = deque()
+        self._wake = threading.Condition()
+        self._is_stopping = False
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._stats = engine.stats()
+
+    @classmethod
+    def from_args(cls, args: EngineArgs) -> "AsyncEngine":
+        """Load, compile and wrap an engine; blocks until it is ready."""
+        return cls(build_engine(args))
+
+    @property
+    def config(self) -> EngineConfig:
+        """The engine's configuration."""
+        return self.engine.config
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+        return self.engine.tokenizer
+
+    @property
+    def default_sampling(self) -> Mapping[str, object]:
+        """Sampling settings the model's authors recommend."""
+        return self.engine.default_sampling
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether the stepping thread is alive and no step has failed."""
+        return self._error is None and self._thread.is_alive()
+
+    def start(self) -> None:
+        """Start the stepping thread."""
+        self._thread.start()
+
+    def stats(self) -> EngineStats:
+        """Return the gauges and counters as of the last step."""
+        return self._stats
+
+    def add_observer(self, observer: EngineObserver) -> None:
+        """Tell `observer`, in the stepping thread, of every step and every ended request."""
+        self.engine.add_observer(observer)
+
+    def check(self, prompt: Seq[int], params: SamplingParams) -> None:
+        """Raise InvalidRequest if this can never be served."""
+        self.engine.check(prompt, params)
+
+    async def generate(
+        self,
+        prompt: Seq[int],
+        params: SamplingParams,
+        *,
+        request_id: str,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> AsyncIterator[RequestDelta]:
+        """Yield the request's deltas until one is finished; closing the iterator aborts the
+        request.
+
+        Raises:
+            InvalidRequest: the request can never be served, or the id is in use.
+        """
+        self.check(prompt, params)
+        if request_id in self._streams:
+            raise InvalidRequest(f"request id {request_id!r} is in use", "request_id")
+        stream = self._streams[request_id] = _Stream(request_id)
+        self._post(lambda: self._add(prompt, params, request_id, priority, cache_salt))
+        is_finished = False
+        try:
+            while not is_finished:
+                delta = await stream.get()
+                is_finished = delta.finished
+                yield delta
+        finally:
+            self._streams.pop(request_id, None)
+            if not is_finished:
+                self._post(lambda: self._abort(request_id))
+
+    def abort(self, request_id: str) -> None:
+        """End a request; its consumer gets a last delta whose choices are finished as "abort"."""
+        self._post(lambda: self._abort(request_id))
+
+    def _post(self, command: Callable[[], None]) -> None:
+        with self._wake:
+            self._inbox.append(command)
+            self._wake.notify()
+
+    def _add(
+        self,
+        prompt: Seq[int],
+        params: SamplingParams,
+        request_id: str,
+        priority: int,
+        cache_salt: str | None,
+    ) -> None:
+        if request_id not in self._streams:
+            return  # the consumer left before the request was taken
+        if self._error is not None:
+            self._fail(request_id, self._error)
+            return
+        try:
+            self.engine.add(
+                prompt, params, request_id=request_id, priority=priority, cache_salt=cache_salt
+            )
+        except InvalidRequest as error:
+            self._fail(request_id, str(error))
+
+    def _abort(self, request_id: str) -> None:
+        delta = self.engine.abort(request_id)
+        if delta is not None:
+            self._dispatch([delta])
+
+    def _fail(self, request_id: str, error: str) -> None:
+        self._dispatch([RequestDelta(request_id, (), finished=True, error=error)])
+
+    def _dispatch(self, deltas: list[RequestDelta]) -> None:
+        for delta in deltas:
+            stream = self._streams.get(delta.request_id)
+            if stream is not None:
+                stream.put(delta)
+
+    # ---- the stepping thread ----------------------------------------------------------------
+
+    def _run(self) -> None:
+        while True:
+            self._empty_inbox()
+            if self._is_stopping:
+                return
+            try:
+                if self._error is None and self.engine.has_work:
+                    self._dispatch(self.engine.step())
+            except Exception as error:
+                logger.exception("The engine failed")
+                self._error = f"the engine failed: {type(error).__name__}"
+                for request_id in list(self._streams):
+                    self._fail(request_id, self._error)
+            self._stats = self.engine.stats()
+
+    def _empty_inbox(self) -> None:
+        """Carry out what was posted; wait for it when there is nothing else to do."""
+        with self._wake:
+            while not (self._inbox or self._is_stopping or self._is_busy):
+                self._wake.wait()
+            commands, self._inbox = self._inbox, deque()
+        for command in commands:
+            command()
+
+    @property
+    def _is_busy(self) -> bool:
+        return self._error is None and self.engine.has_work
+
+    # ---- the end ----------------------------------------------------------------------------
+
+    async def drain(self, timeout_s: float) -> None:
+        """Take no new requests, let the running ones end for `timeout_s`, then abort the rest."""
+        self.is_draining = True
+        deadline = time.monotonic() + timeout_s
+        while self._streams and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+        for request_id in list(self._streams):
+            self.abort(request_id)
+        deadline = time.monotonic() + 2.0
+        while self._streams and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+
+    def stop(self) -> None:
+        """Stop the stepping thread; the engine is the caller's again."""
+        with self._wake:
+            self._is_stopping = True
+            self._wake.notify()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def close(self) -> None:
+        """Stop the stepping thread and free the device's memory."""
+        self.stop()
+        self.engine.close()

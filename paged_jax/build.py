@@ -1,0 +1,129 @@
+"""From options to a ready engine: find the model, read it, plan the memory, compile."""
+
+import logging
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+
+from paged_jax.config import (
+    CacheConfig,
+    EngineArgs,
+    EngineConfig,
+    ModelConfig,
+    OptionError,
+    SchedulerConfig,
+)
+from paged_jax.device.kv_pool import block_bytes, pool_struct
+from paged_jax.engine import Engine
+from paged_jax.memory import MemoryLedger, check_model_len, device_bytes, plan_memory
+from paged_jax.models.params import ModelParams
+from paged_jax.programs import Programs, use_compilation_cache
+from paged_jax.text.tokenizer import Tokenizer
+from paged_jax.weights.load import default_sampling, load_params, read_config
+from paged_jax.weights.source import ModelSource, resolve_model
+
+logger = logging.getLogger("paged_jax")
+
+DEFAULT_MAX_SEQS = 64
+
+
+def cache_folder() -> Path:
+    """Return the folder of everything kept between runs."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "paged_jax"
+
+
+def build_engine(args: EngineArgs) -> Engine:
+    """Load the model, size the KV pool, compile every program.
+
+    Raises:
+        OptionError: a setting is out of range or does not fit this model or machine.
+        ModelError: the model cannot be found or read.
+    """
+    args.validate()
+    use_compilation_cache(cache_folder() / "xla")
+    start = time.monotonic()
+    source = resolve_model(args.model)
+    model = read_config(source, dtype=args.dtype)
+    limits = scheduler_config(args, model)
+    tokenizer = load_tokenizer(source)
+    model = replace(model, vocab_limit=min(model.vocab_size, tokenizer.size))
+    params = load_params(source, model, load_format=args.load_format, seed=args.seed)
+    jax.block_until_ready(params)
+    logger.info(
+        "Loaded %s (%s, %s) on %s in %.1f s",
+        source.name, model.family, model.dtype, jax.local_devices()[0].device_kind,
+        time.monotonic() - start,
+    )  # fmt: skip
+    config = EngineConfig(
+        model=model,
+        cache=CacheConfig(2, args.block_size, args.enable_prefix_caching),
+        scheduler=limits,
+        model_name=args.model or source.name,
+        seed=args.seed,
+        max_logprobs=min(args.max_logprobs, model.vocab_size),
+        enforce_eager=args.enforce_eager,
+    )
+    ledger = size_pool(args, config, params)
+    config = replace(config, cache=replace(config.cache, num_blocks=ledger.num_blocks))
+    engine = Engine(config, params, tokenizer, default_sampling=default_sampling(source))
+    ledger = ledger.with_programs(engine.programs.peak_bytes())
+    logger.info("%s", ledger.describe(limits.max_model_len))
+    return engine
+
+
+def load_tokenizer(source: ModelSource) -> Tokenizer:
+    """Read the tokenizer beside the weights, or inside them."""
+    if source.kind == "gguf":
+        return Tokenizer.from_gguf(source.path)
+    return Tokenizer.from_folder(source.path)
+
+
+def scheduler_config(args: EngineArgs, model: ModelConfig) -> SchedulerConfig:
+    """Resolve the limits of a step and of a sequence against the model's own.
+
+    Raises:
+        OptionError: `--max-model-len` exceeds what the model's positions cover, or the limits
+            contradict.
+    """
+    limit = model.context_limit
+    max_model_len = args.max_model_len or limit
+    if max_model_len > limit:
+        raise OptionError(
+            f"--max-model-len {max_model_len} exceeds the model's {limit} positions: "
+            f"choose at most {limit}"
+        )
+    budget = args.max_num_batched_tokens
+    max_seqs = args.max_num_seqs or min(DEFAULT_MAX_SEQS, budget)
+    if budget < max_seqs:
+        raise OptionError(
+            f"--max-num-batched-tokens {budget} must be at least --max-num-seqs ({max_seqs}): "
+            "every running sequence needs one token a step"
+        )
+    policy = "priority" if args.scheduling_policy == "priority" else "fcfs"
+    return SchedulerConfig(max_seqs, budget, max_model_len, policy)
+
+
+def size_pool(args: EngineArgs, config: EngineConfig, params: ModelParams) -> MemoryLedger:
+    """Decide the number of KV blocks from measured sizes.
+
+    Where the device has a limit, the largest program is compiled first, for a pool of two blocks:
+    the temporary memory of a step does not depend on the size of the pool.
+
+    Raises:
+        OptionError: the model length does not fit; states the largest that does.
+    """
+    programs_bytes = 0
+    if device_bytes() is not None and not config.enforce_eager:
+        pool = pool_struct(config.model, config.cache)
+        programs_bytes = Programs(config).measure(params, pool)
+    ledger = plan_memory(
+        args,
+        weights_bytes=sum(leaf.nbytes for leaf in jax.tree.leaves(params)),
+        programs_bytes=programs_bytes,
+        block_bytes=block_bytes(config.model, args.block_size),
+    )
+    check_model_len(args, ledger, config.scheduler.max_model_len)
+    return ledger

@@ -1,0 +1,167 @@
+"""SamplingRows: what is asked of each token to be drawn, packed into padded arrays."""
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, UInt32
+
+from paged_jax.host.request import Chunk, Sequence
+from paged_jax.pytree import pytree
+
+BIAS_LIMIT = 100.0
+
+
+@pytree
+class SamplingRows:
+    """One row for each token to be drawn. Padding rows are greedy and ask for nothing.
+
+    Attributes:
+        top_k: 0 is off.
+        keys: the choice's seed as a raw threefry key, high word first.
+        positions: the position the drawn token will have.
+        history: ids of prompt and output, for rows with penalties; elsewhere empty.
+        prompt_lens: how many of the history are prompt.
+        history_lens: how many are valid.
+        bias_ids: ids whose logits change; padding is id 0 with value 0.
+        bias_values: what is added; -inf forbids the id.
+        num_logprobs: alternatives wanted; -1 wants no log-probabilities at all.
+    """
+
+    temperature: Float[Array, " rows"]
+    top_k: Int[Array, " rows"]
+    top_p: Float[Array, " rows"]
+    min_p: Float[Array, " rows"]
+    is_greedy: Bool[Array, " rows"]
+    keys: UInt32[Array, "rows 2"]
+    positions: Int[Array, " rows"]
+    repetition: Float[Array, " rows"]
+    presence: Float[Array, " rows"]
+    frequency: Float[Array, " rows"]
+    has_penalties: Bool[Array, " rows"]
+    history: Int[Array, "rows context"]
+    prompt_lens: Int[Array, " rows"]
+    history_lens: Int[Array, " rows"]
+    bias_ids: Int[Array, "rows biases"]
+    bias_values: Float[Array, "rows biases"]
+    num_logprobs: Int[Array, " rows"]
+
+
+@dataclass(frozen=True)
+class RowShape:
+    """The padded sizes of SamplingRows.
+
+    Attributes:
+        context: longest prompt plus output, in tokens.
+        biases: most ids one row may bias or forbid.
+    """
+
+    rows: int
+    context: int
+    biases: int
+
+
+def draws(chunks: Seq[Chunk]) -> list[tuple[Sequence, int]]:
+    """Return the (sequence, choice) of each draw of a step, in the order of `sample_at`."""
+    return [
+        (chunk.sequence, chunk.sequence.index + choice)
+        for chunk in chunks
+        for choice in range(chunk.num_samples)
+    ]
+
+
+def pack_rows(drawn: Seq[tuple[Sequence, int]], shape: RowShape) -> SamplingRows:
+    """Pack (sequence, choice) pairs into arrays of `shape`; choice i draws with seed + i."""
+    assert len(drawn) <= shape.rows, f"{len(drawn)} draws do not fit {shape.rows} rows"
+    asked = [sequence.request.sampling for sequence, _ in drawn]
+
+    # Leaves are numpy; the fields' types say what jit makes of them.
+    def column(values: Seq[float | int], padding: float | int, dtype: type) -> Any:
+        out = np.full(shape.rows, padding, dtype)
+        out[: len(values)] = values
+        return out
+
+    history, prompt_lens, history_lens = _pack_history(drawn, shape)
+    bias_ids, bias_values = _pack_biases(drawn, shape)
+    return SamplingRows(
+        temperature=column([p.temperature for p in asked], 1, np.float32),
+        top_k=column([min(p.top_k, 2**31 - 1) for p in asked], 0, np.int32),
+        top_p=column([p.top_p for p in asked], 1, np.float32),
+        min_p=column([p.min_p for p in asked], 0, np.float32),
+        is_greedy=column([p.is_greedy for p in asked], True, np.bool_),
+        keys=_pack_keys(drawn, shape),
+        positions=column([sequence.num_tokens for sequence, _ in drawn], 0, np.int32),
+        repetition=column([p.repetition_penalty for p in asked], 1, np.float32),
+        presence=column([p.presence_penalty for p in asked], 0, np.float32),
+        frequency=column([p.frequency_penalty for p in asked], 0, np.float32),
+        has_penalties=column([p.has_penalties for p in asked], False, np.bool_),
+        history=history,
+        prompt_lens=prompt_lens,
+        history_lens=history_lens,
+        bias_ids=bias_ids,
+        bias_values=bias_values,
+        num_logprobs=column(
+            [-1 if p.logprobs is None else p.logprobs for p in asked], -1, np.int32
+        ),
+    )
+
+
+def _pack_keys(drawn: Seq[tuple[Sequence, int]], shape: RowShape) -> Any:
+    """Seeds modulo 2**64 as (high, low) words."""
+    keys = np.zeros((shape.rows, 2), np.uint32)
+    for row, (sequence, choice) in enumerate(drawn):
+        keys[row] = divmod((sequence.request.seed + choice) % (1 << 64), 1 << 32)
+    return keys
+
+
+def _pack_history(drawn: Seq[tuple[Sequence, int]], shape: RowShape) -> tuple[Any, Any, Any]:
+    """Ids, prompt lengths and lengths; the shared zeros when no row has penalties."""
+    prompt_lens, history_lens = np.zeros((2, shape.rows), np.int32)
+    penalised = [
+        (row, sequence)
+        for row, (sequence, _) in enumerate(drawn)
+        if sequence.request.sampling.has_penalties
+    ]
+    if not penalised:
+        return _zeros(shape.rows, shape.context, np.int32), prompt_lens, history_lens
+    history = np.zeros((shape.rows, shape.context), np.int32)
+    for row, sequence in penalised:
+        history[row, : sequence.num_tokens] = sequence.tokens(0, sequence.num_tokens)
+        prompt_lens[row], history_lens[row] = len(sequence.request.prompt), sequence.num_tokens
+    return history, prompt_lens, history_lens
+
+
+def _pack_biases(drawn: Seq[tuple[Sequence, int]], shape: RowShape) -> tuple[Any, Any]:
+    """Biased ids and values; the shared zeros when there are none."""
+    biases = [(row, bias) for row, (sequence, _) in enumerate(drawn) if (bias := _bias(sequence))]
+    size = (shape.rows, shape.biases)
+    if not biases:
+        return _zeros(*size, np.int32), _zeros(*size, np.float32)
+    ids, values = np.zeros(size, np.int32), np.zeros(size, np.float32)
+    for row, bias in biases:
+        assert len(bias) <= shape.biases, f"{len(bias)} biases do not fit {shape.biases}"
+        ids[row, : len(bias)] = list(bias)
+        values[row, : len(bias)] = list(bias.values())
+    return ids, values
+
+
+def _bias(sequence: Sequence) -> dict[int, float]:
+    """What is added to which logits: `logit_bias`, and -inf for ends that `min_tokens` forbids."""
+    request, params = sequence.request, sequence.request.sampling
+    bias = {
+        token: max(-BIAS_LIMIT, min(BIAS_LIMIT, value))
+        for token, value in (params.logit_bias or {}).items()
+    }
+    if len(sequence.output) < params.min_tokens:
+        bias |= dict.fromkeys((*request.eos_ids, *params.stop_ids), -np.inf)
+    return bias
+
+
+@cache
+def _zeros(rows: int, width: int, dtype: type) -> np.ndarray:
+    """Read-only zeros, made once for each row bucket: most steps need nothing else."""
+    zeros = np.zeros((rows, width), dtype)
+    zeros.flags.writeable = False
+    return zeros

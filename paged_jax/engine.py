@@ -1,0 +1,272 @@
+"""The engine: owns the parameters, the pool, the scheduler and the programs, and runs one step at a
+time.
+
+Not thread-safe: one thread adds, steps and aborts. One request's fault ends that request; a fault
+of the step itself ends the engine, since the donated pool is gone.
+"""
+
+import time
+from collections import defaultdict
+from collections.abc import Sequence as Seq
+
+import jax
+import numpy as np
+
+from paged_jax.admission import check_request, make_request
+from paged_jax.answers import Answer, LogprobTables
+from paged_jax.config import EngineConfig
+from paged_jax.device.kv_pool import init_pool
+from paged_jax.device.step_batch import pack
+from paged_jax.host.request import (
+    Chunk,
+    FinishReason,
+    SamplingParams,
+    ScheduledStep,
+    TokenDelta,
+)
+from paged_jax.host.scheduler import Scheduler
+from paged_jax.host.trace import EngineObserver, EngineStats, StepRecord
+from paged_jax.models.params import ModelParams
+from paged_jax.outputs import ChoiceDelta, RequestDelta
+from paged_jax.programs import CompileCounter, Programs
+from paged_jax.step import BackboneOutput
+from paged_jax.text.tokenizer import Tokenizer
+
+
+class Engine:
+    """Generates: `add` requests, call `step` while `has_work`, collect the deltas.
+
+    Attributes:
+        config: everything resolved.
+        tokenizer: the model's.
+        default_sampling: sampling settings the model's authors recommend.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        params: ModelParams,
+        tokenizer: Tokenizer,
+        *,
+        default_sampling: dict[str, object] | None = None,
+    ):
+        self.config, self.tokenizer = config, tokenizer
+        self.default_sampling = default_sampling or {}
+        self.params = params
+        self.pool = init_pool(config.model, config.cache)
+        self.scheduler = Scheduler(config.scheduler, config.cache)
+        self.programs = Programs(config)
+        self.programs.warm_up(params, self.pool)
+        self._compiles = CompileCounter()
+        self._answers: dict[str, Answer] = {}
+        self._observers: list[EngineObserver] = []
+        self._counts: defaultdict[str, int] = defaultdict(int)
+
+    # ---- requests ---------------------------------------------------------------------------
+
+    def check(self, prompt: Seq[int], params: SamplingParams) -> None:
+        """Raise InvalidRequest, naming the field and the limit, if this can never be served."""
+        check_request(prompt, params, self.config)
+        self.scheduler.check_fits(len(prompt), params.n)
+
+    def add(
+        self,
+        prompt: Seq[int],
+        params: SamplingParams,
+        *,
+        request_id: str,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> None:
+        """Queue a request.
+
+        Raises:
+            InvalidRequest: it can never be served, or the id is in use.
+        """
+        self.check(prompt, params)
+        request = make_request(
+            prompt,
+            params,
+            self.config,
+            request_id=request_id,
+            priority=priority,
+            cache_salt=cache_salt,
+        )
+        self.scheduler.add(request)
+        self._answers[request_id] = Answer(request, self.tokenizer)
+
+    def abort(self, request_id: str) -> RequestDelta | None:
+        """End a request in whatever state; return its last delta, None if it has ended already."""
+        answer = self._answers.get(request_id)
+        if answer is None:
+            return None
+        self.scheduler.abort(request_id)
+        missing = [i for i in range(answer.request.n) if i not in answer.finish_reasons]
+        return self._end(answer, missing, FinishReason.ABORT)
+
+    def _end(self, answer: Answer, indices: list[int], reason: FinishReason) -> RequestDelta:
+        """Finish choices that got no last token."""
+        choices = []
+        for index in indices:
+            answer.finish_reasons[index] = reason.value
+            choices.append(ChoiceDelta(index, "", (), finish_reason=reason.value))
+        return self._deliver(answer, choices)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+        return self.scheduler.has_work
+
+    @property
+    def num_live(self) -> int:
+        """Requests that have not ended."""
+        return len(self._answers)
+
+    # ---- the step ---------------------------------------------------------------------------
+
+    def step(self) -> list[RequestDelta]:
+        """Run one engine step: schedule on the host, compute on the device, commit on the host."""
+        start_s = time.monotonic()
+        work = self.scheduler.schedule()
+        tokens, tables = self._compute(work)
+        now_s = time.monotonic()
+        self._note_scheduled(work, start_s)
+        drawn = self.scheduler.commit(work, tokens)
+        deltas = self._absorb(drawn, tables, now_s)
+        self._record_step(work, start_s, len(drawn))
+        return deltas
+
+    def _compute(self, work: ScheduledStep) -> tuple[list[list[int]], LogprobTables | None]:
+        """Run one step's programs; return each chunk's drawn ids and the log-probabilities."""
+        if not work.chunks:
+            return [], None
+        with self._compiles.watch():
+            if work.copies:
+                self.pool = self.programs.run_copies(self.pool, work.copies)
+            shape = self.programs.batch_shape(work.num_tokens)
+            batch = pack(work.chunks, shape, self.config.cache.block_size)
+            hidden, self.pool = self.programs.run_backbone(self.params, self.pool, batch)
+            self._score_prompts(work.chunks, hidden)
+            return self._draw(work.chunks, hidden)
+
+    def _draw(
+        self, chunks: tuple[Chunk, ...], hidden: BackboneOutput
+    ) -> tuple[list[list[int]], LogprobTables | None]:
+        rows = self.programs.pack_rows(chunks)
+        if rows is None:
+            return [[] for _ in chunks], None
+        out = self.programs.run_draw(self.params, hidden, rows)
+        drawn = iter(np.asarray(out.tokens).tolist())
+        tokens = [[next(drawn) for _ in range(c.num_samples)] for c in chunks]
+        is_wanted = any(
+            c.num_samples and c.sequence.request.sampling.logprobs is not None for c in chunks
+        )
+        return tokens, LogprobTables(out, self.tokenizer) if is_wanted else None
+
+    def _score_prompts(self, chunks: tuple[Chunk, ...], hidden: BackboneOutput) -> None:
+        """Fill in prompt log-probabilities for the chunks whose requests ask for them."""
+        at = 0
+        for chunk in chunks:
+            answer = self._answers.get(chunk.sequence.request.id)
+            if answer is not None and answer.prompt_logprobs is not None:
+                first = chunk.start + 1  # a token's hidden state tells of the next one
+                targets = answer.request.prompt[first : first + chunk.length]
+                outs = self.programs.run_score(self.params, hidden, at, targets)
+                answer.fill_scores(first, len(targets), outs)
+            at += chunk.length
+
+    def _note_scheduled(self, work: ScheduledStep, start_s: float) -> None:
+        for chunk in work.chunks:
+            sequence = chunk.sequence
+            answer = self._answers.get(sequence.request.id)
+            if answer is not None and answer.scheduled_s is None:
+                answer.scheduled_s, answer.num_cached = start_s, sequence.num_cached or 0
+                self._counts["prompt_tokens"] += len(sequence.request.prompt)
+        for sequence in work.preempted:
+            answer = self._answers.get(sequence.request.id)
+            if answer is not None:
+                answer.num_preemptions += 1
+
+    def _absorb(
+        self, drawn: list[TokenDelta], tables: LogprobTables | None, now_s: float
+    ) -> list[RequestDelta]:
+        """Turn drawn tokens into the requests' deltas."""
+        choices: defaultdict[str, list[ChoiceDelta]] = defaultdict(list)
+        for delta in drawn:
+            answer = self._answers[delta.sequence.request.id]
+            answer.note_token(delta.sequence.index, now_s)
+            choices[answer.request.id].append(self._choice(answer, delta, tables))
+        return [self._deliver(self._answers[key], parts) for key, parts in choices.items()]
+
+    def _choice(
+        self, answer: Answer, delta: TokenDelta, tables: LogprobTables | None
+    ) -> ChoiceDelta:
+        sequence, sampling = delta.sequence, answer.request.sampling
+        text, stopped_by = answer.choice(sequence.index).absorb(delta)
+        reason, stop_reason = delta.finish_reason, sequence.stop_reason
+        if stopped_by is not None:
+            reason, stop_reason = FinishReason.STOP, stopped_by
+            self.scheduler.finish(sequence, reason, stopped_by)
+        if reason is not None:
+            answer.finish_reasons[sequence.index] = reason.value
+        logprobs = None
+        if tables is not None and sampling.logprobs is not None:
+            logprobs = (tables.position(delta.row, sampling.logprobs),)
+        finish = None if reason is None else reason.value
+        return ChoiceDelta(sequence.index, text, (delta.token,), logprobs, finish, stop_reason)
+
+    def _deliver(self, answer: Answer, choices: list[ChoiceDelta]) -> RequestDelta:
+        delta = answer.delta(choices)
+        if delta.finished:
+            del self._answers[answer.request.id]
+            record = answer.record(time.monotonic())
+            for observer in self._observers:
+                observer.on_finish(record)
+        return delta
+
+    # ---- what is going on -------------------------------------------------------------------
+
+    def add_observer(self, observer: EngineObserver) -> None:
+        """Tell `observer` of every step and every ended request."""
+        self._observers.append(observer)
+
+    def _record_step(self, work: ScheduledStep, start_s: float, num_drawn: int) -> None:
+        num_prompt = sum(c.length for c in work.chunks if c.start < len(c.sequence.request.prompt))
+        self._counts["computed_prompt_tokens"] += num_prompt
+        self._counts["generation_tokens"] += num_drawn
+        if not self._observers:
+            return
+        record = StepRecord(
+            start_s=start_s,
+            duration_s=time.monotonic() - start_s,
+            num_prompt_tokens=num_prompt,
+            num_generated=num_drawn,
+            num_running=self.scheduler.num_running,
+            num_waiting=self.scheduler.num_waiting,
+            num_copies=len(work.copies),
+            num_preempted=len(work.preempted),
+            usage=self.scheduler.usage(),
+        )
+        for observer in self._observers:
+            observer.on_step(record)
+
+    def stats(self) -> EngineStats:
+        """Return gauges and counters."""
+        scheduler = self.scheduler
+        return EngineStats(
+            num_running=scheduler.num_running,
+            num_waiting=scheduler.num_waiting,
+            usage=scheduler.usage(),
+            prefix_queries=scheduler.prefix_queries,
+            prefix_hits=scheduler.prefix_hits,
+            num_preemptions=scheduler.num_preemptions,
+            num_copies=scheduler.num_copies,
+            num_compilations=self._compiles.count,
+            **self._counts,
+        )
+
+    def close(self) -> None:
+        """Free the device's memory. The engine is unusable afterwards."""
+        for leaf in jax.tree.leaves((self.pool, self.params)):
+            if not leaf.is_deleted():
+                leaf.delete()

@@ -1,0 +1,237 @@
+"""LLM: offline generation over a batch of prompts, in the caller's thread."""
+
+import threading
+import uuid
+from collections.abc import Iterator, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from types import TracebackType
+
+from tqdm import tqdm
+
+from paged_jax.build import build_engine
+from paged_jax.config import EngineArgs
+from paged_jax.engine import Engine
+from paged_jax.host.request import InvalidRequest, SamplingParams
+from paged_jax.outputs import CompletionOutput, RequestOutput
+from paged_jax.text.tokenizer import Tokenizer
+
+Prompt = str | Seq[int] | Mapping[str, object]
+Message = Mapping[str, object]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One counter or gauge, under the name it has at the server's /metrics."""
+
+    name: str
+    value: float
+
+
+@dataclass(frozen=True)
+class _Encoded:
+    """A prompt as it goes to the engine."""
+
+    text: str | None
+    ids: list[int]
+    cache_salt: str | None = None
+
+
+class LLM:
+    """A model that generates: `LLM().generate("Hello")`.
+
+    Options are the fields of `EngineArgs`; the same names with dashes are the server's flags. Calls
+    from several threads take turns. Use as a context manager, or `close`, to free the memory.
+
+    Raises:
+        OptionError: an option is unknown or out of its range (a ValueError).
+        ModelError: the model cannot be found or read (a ValueError).
+    """
+
+    def __init__(self, model: str | None = None, **options: object):
+        args = EngineArgs.of(model=None if model is None else str(model), **options)
+        self.engine: Engine = build_engine(args)
+        self._lock = threading.Lock()
+
+    def get_tokenizer(self) -> Tokenizer:
+        """Return the model's tokenizer."""
+        return self.engine.tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """Return SamplingParams with the values the model's authors recommend."""
+        return SamplingParams(**self.engine.default_sampling)  # type: ignore[arg-type]
+
+    def generate(
+        self,
+        prompts: Prompt | Seq[Prompt],
+        sampling_params: SamplingParams | Seq[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Continue prompts.
+
+        Args:
+            prompts: one or several of: text, token ids, {"prompt": text} or {"prompt_token_ids":
+                ids}, the last two with an optional "cache_salt".
+            sampling_params: one for all, or one per prompt; None is the model's defaults.
+            use_tqdm: show a progress bar.
+
+        Returns:
+            One output per prompt, in order.
+
+        Raises:
+            InvalidRequest: names the field; nothing is generated then.
+        """
+        encoded = [self._encode(prompt) for prompt in _listed(prompts)]
+        return self._run(encoded, sampling_params, use_tqdm=use_tqdm)
+
+    def chat(
+        self,
+        messages: Seq[Message] | Seq[Seq[Message]],
+        sampling_params: SamplingParams | Seq[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+    ) -> list[RequestOutput]:
+        """Answer one conversation, or several, through the model's chat template.
+
+        Messages are dicts with "role" and "content", as in the OpenAI API.
+        """
+        many = [messages] if _is_conversation(messages) else list(messages)
+        encoded = []
+        for conversation in many:
+            ids = self.engine.tokenizer.encode_chat(
+                conversation,  # type: ignore[arg-type]
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+            )
+            encoded.append(_Encoded(None, ids))
+        return self._run(encoded, sampling_params, use_tqdm=use_tqdm)
+
+    def _encode(self, prompt: Prompt) -> _Encoded:
+        salt = None
+        if isinstance(prompt, Mapping):
+            salt = prompt.get("cache_salt")
+            if salt is not None and not isinstance(salt, str):
+                raise InvalidRequest("cache_salt must be a string", "cache_salt")
+            prompt = prompt.get("prompt_token_ids") or prompt.get("prompt")  # type: ignore[assignment]
+        if isinstance(prompt, str):
+            return _Encoded(prompt, self.engine.tokenizer.encode(prompt), salt)
+        if isinstance(prompt, Seq) and prompt:
+            return _Encoded(None, [_id(token) for token in prompt], salt)
+        raise InvalidRequest("prompt must be a text or a list of token ids, not empty", "prompt")
+
+    def _run(
+        self,
+        encoded: list[_Encoded],
+        sampling_params: SamplingParams | Seq[SamplingParams] | None,
+        *,
+        use_tqdm: bool,
+    ) -> list[RequestOutput]:
+        params = self._params(sampling_params, len(encoded))
+        for prompt, wanted in zip(encoded, params, strict=True):
+            self.engine.check(prompt.ids, wanted)
+        with self._lock:
+            outputs = {}
+            try:
+                for prompt, wanted in zip(encoded, params, strict=True):
+                    outputs |= [self._submit(prompt, wanted)]
+                self._drive(outputs, use_tqdm=use_tqdm)
+            finally:
+                for request_id in outputs:
+                    self.engine.abort(request_id)
+        return list(outputs.values())
+
+    def _params(
+        self, given: SamplingParams | Seq[SamplingParams] | None, count: int
+    ) -> list[SamplingParams]:
+        if given is None:
+            given = self.get_default_sampling_params()
+        if isinstance(given, SamplingParams):
+            return [given] * count
+        if len(given) != count:
+            raise InvalidRequest(
+                f"{count} prompts need {count} sampling_params or one for all, not {len(given)}",
+                "sampling_params",
+            )
+        return list(given)
+
+    def _submit(self, prompt: _Encoded, params: SamplingParams) -> tuple[str, RequestOutput]:
+        request_id = uuid.uuid4().hex
+        self.engine.add(prompt.ids, params, request_id=request_id, cache_salt=prompt.cache_salt)
+        choices = [CompletionOutput(index) for index in range(params.n)]
+        return request_id, RequestOutput(request_id, prompt.text, prompt.ids, choices)
+
+    def _drive(self, outputs: dict[str, RequestOutput], *, use_tqdm: bool) -> None:
+        """Step until every output is finished."""
+        tokens = 0
+        with tqdm(
+            total=len(outputs), desc="Generating", unit="prompt", disable=not use_tqdm
+        ) as bar:
+            while self.engine.has_work:
+                for delta in self.engine.step():
+                    outputs[delta.request_id].absorb(delta)
+                    tokens += sum(len(choice.token_ids) for choice in delta.choices)
+                    bar.update(delta.finished)
+                rate = tokens / max(bar.format_dict["elapsed"], 1e-9)
+                bar.set_postfix_str(f"{rate:.0f} output tokens/s", refresh=False)
+
+    def get_metrics(self) -> list[Metric]:
+        """Return the engine's counters and gauges."""
+        return list(_metrics(self.engine))
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached blocks; False while some are in use."""
+        return self.engine.scheduler.pool.reset_prefix_cache()
+
+    def close(self) -> None:
+        """Free the device's memory."""
+        self.engine.close()
+
+    def __enter__(self) -> "LLM":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _listed(prompts: Prompt | Seq[Prompt]) -> list[Prompt]:
+    """Bring one prompt or several to a list of prompts."""
+    if isinstance(prompts, (str, Mapping)):
+        return [prompts]
+    listed = list(prompts)
+    if listed and isinstance(listed[0], int):
+        return [listed]  # type: ignore[list-item]
+    return listed  # type: ignore[return-value]
+
+
+def _is_conversation(messages: Seq[Message] | Seq[Seq[Message]]) -> bool:
+    return not messages or isinstance(messages[0], Mapping)
+
+
+def _id(token: object) -> int:
+    """Take any integer type (numpy's too) as a token id."""
+    if isinstance(token, bool) or not hasattr(token, "__index__"):
+        raise InvalidRequest(f"prompt must hold whole token ids, not {token!r}", "prompt")
+    return token.__index__()  # type: ignore[attr-defined]
+
+
+def _metrics(engine: Engine) -> Iterator[Metric]:
+    stats = engine.stats()
+    usage = stats.usage
+    yield Metric("vllm:num_requests_running", stats.num_running)
+    yield Metric("vllm:num_requests_waiting", stats.num_waiting)
+    yield Metric("vllm:kv_cache_usage_perc", usage.num_used / max(1, usage.num_blocks))
+    yield Metric("vllm:prefix_cache_queries", stats.prefix_queries)
+    yield Metric("vllm:prefix_cache_hits", stats.prefix_hits)
+    yield Metric("vllm:num_preemptions", stats.num_preemptions)
+    yield Metric("vllm:prompt_tokens", stats.prompt_tokens)
+    yield Metric("vllm:generation_tokens", stats.generation_tokens)
+    yield Metric("paged_jax:copy_on_write_blocks", stats.num_copies)
+    yield Metric("paged_jax:compilations", stats.num_compilations)

@@ -1,0 +1,124 @@
+"""The forward pass of every supported family over the packed tokens of one step.
+
+Layers are unrolled: a scan would copy the pool and the weights at every step.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from paged_jax.config import ModelConfig
+from paged_jax.device.attention import paged_attention, write_kv
+from paged_jax.device.kv_pool import KVPool, LayerPool
+from paged_jax.device.step_batch import StepBatch
+from paged_jax.models.layers import gated_mlp, linear, matmul_precision, rms_norm
+from paged_jax.models.params import LayerParams, ModelParams
+from paged_jax.models.rope import Angles, rope_angles, rotate
+from paged_jax.pytree import pytree
+
+
+@pytree
+class StepContext:
+    """What the layers of a step share."""
+
+    batch: StepBatch
+    angles: Angles
+
+
+def forward(
+    params: ModelParams, pool: KVPool, batch: StepBatch, config: ModelConfig
+) -> tuple[Float[Array, "tokens embed"], KVPool]:
+    """Compute a step's tokens and write their keys and values. Donates: pool.
+
+    Returns:
+        the hidden state of each token after the final norm (of padding: finite, without meaning),
+        and the new pool.
+    """
+    x = params.embed[batch.tokens]
+    prompt_lens = jnp.asarray(batch.prompt_lens)[batch.seq_of_token]
+    angles = rope_angles(jnp.asarray(batch.positions), prompt_lens, config)
+    context = StepContext(batch=batch, angles=angles)
+    keys, values = list(pool.k), list(pool.v)
+    for index, weights in enumerate(params.layers):
+        kv, window = (keys[index], values[index]), config.window(index)
+        x, keys[index], values[index] = layer(x, kv, weights, context, config, window)
+    return rms_norm(x, params.final_norm, config.norm_eps), KVPool(k=tuple(keys), v=tuple(values))
+
+
+@partial(jax.jit, static_argnames=("config", "window"))
+def layer(
+    x: Float[Array, "tokens embed"],
+    kv: tuple[LayerPool, LayerPool],
+    weights: LayerParams,
+    context: StepContext,
+    config: ModelConfig,
+    window: int | None,
+) -> tuple[Float[Array, "tokens embed"], LayerPool, LayerPool]:
+    """Run one layer. Jitted on its own so that equal layers are traced and lowered once."""
+    h = rms_norm(x, weights.attn_norm, config.norm_eps)
+    q, k, v = _heads(h, weights, context.angles, config)
+    with jax.named_scope("write_kv"):
+        keys, values = write_kv(*kv, k, v, context.batch.slots)
+    out = _attend(q, (keys, values), context.batch, config, window)
+    x = x + linear(out, weights.w_o, weights.b_o)
+    with jax.named_scope("mlp"):
+        x = x + gated_mlp(rms_norm(x, weights.mlp_norm, config.norm_eps), weights)
+    return x, keys, values
+
+
+def logits(params: ModelParams, hidden: Float[Array, "rows embed"]) -> Float[Array, "rows vocab"]:
+    """Project to the vocabulary in float32."""
+    weight, axis = (params.embed, 1) if params.unembed is None else (params.unembed, 0)
+    if jax.default_backend() == "cpu":  # there a product cannot be wider than its factors
+        hidden, weight = hidden.astype(jnp.float32), weight.astype(jnp.float32)
+    return jax.lax.dot_general(
+        hidden,
+        weight,
+        (((1,), (axis,)), ((), ())),
+        precision=matmul_precision(hidden),
+        preferred_element_type=jnp.float32,
+    )
+
+
+@jax.named_scope("qkv")
+def _heads(
+    h: Float[Array, "tokens embed"], layer: LayerParams, angles: Angles, config: ModelConfig
+) -> tuple[
+    Float[Array, "tokens q_heads head_dim"],
+    Float[Array, "tokens kv_heads head_dim"],
+    Float[Array, "tokens kv_heads head_dim"],
+]:
+    """Project to queries, keys and values; norm (where the family does) and rotate q and k."""
+    split = lambda x: x.reshape(x.shape[0], -1, config.head_dim)  # noqa: E731
+    q = split(linear(h, layer.w_q, layer.b_q))
+    k = split(linear(h, layer.w_k, layer.b_k))
+    v = split(linear(h, layer.w_v, layer.b_v))
+    if layer.q_norm is not None and layer.k_norm is not None:
+        q, k = (
+            rms_norm(q, layer.q_norm, config.norm_eps),
+            rms_norm(k, layer.k_norm, config.norm_eps),
+        )
+    return rotate(q, angles), rotate(k, angles), v
+
+
+@jax.named_scope("attention")
+def _attend(
+    q: Float[Array, "tokens q_heads head_dim"],
+    kv: tuple[LayerPool, LayerPool],
+    batch: StepBatch,
+    config: ModelConfig,
+    window: int | None,
+) -> Float[Array, "tokens q_heads*head_dim"]:
+    """Attend through the block tables; heads are laid side by side again."""
+    out = paged_attention(
+        q,
+        *kv,
+        batch.block_tables,
+        batch.query_starts,
+        batch.kv_lens,
+        scale=config.head_dim**-0.5,
+        window=window,
+    )
+    return out.reshape(q.shape[0], -1)

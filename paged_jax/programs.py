@@ -1,0 +1,211 @@
+"""The compiled programs of one engine: made ahead of time, one per padded shape, and nothing after
+warm-up.
+
+A call with a shape that was not made is an error, not a compilation. Compilations that happen all
+the same (some array operation outside the programs) are counted by `CompileCounter`.
+"""
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from tqdm import tqdm
+
+from paged_jax.config import EngineConfig
+from paged_jax.device.kv_pool import KVPool, copy_blocks
+from paged_jax.device.sampling import SampleOutput
+from paged_jax.device.sampling_rows import RowShape, SamplingRows, draws, pack_rows
+from paged_jax.device.step_batch import BatchShape, StepBatch, empty_batch
+from paged_jax.host.buckets import pick, row_buckets, token_buckets
+from paged_jax.host.request import MAX_BIAS_IDS, MAX_STOP_IDS, Chunk
+from paged_jax.models.params import ModelParams
+from paged_jax.step import BackboneOutput, backbone, draw, score
+
+logger = logging.getLogger("paged_jax")
+
+COPIES = 16  # block copies per call of the copy program
+SCORES = 16  # prompt positions per call of the scoring program
+_COMPILED: Counter[int] = Counter()  # compilations per thread, fed by jax's own events
+
+
+def _on_duration(event: str, duration_secs: float, **_: str | int) -> None:
+    if event == "/jax/core/compile/backend_compile_duration":
+        _COMPILED[threading.get_ident()] += 1
+
+
+jax.monitoring.register_event_duration_secs_listener(_on_duration)
+
+
+class CompileCounter:
+    """Counts the compilations of the blocks of code it watches."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        """Count what this thread compiles inside."""
+        before = _COMPILED[threading.get_ident()]
+        try:
+            yield
+        finally:
+            self.count += _COMPILED[threading.get_ident()] - before
+
+
+def use_compilation_cache(folder: Path) -> None:
+    """Keep every compiled program in `folder` across processes, unless the user chose a place."""
+    if getattr(jax.config, "jax_compilation_cache_dir", None) is None:
+        jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+class Programs:
+    """The programs of one engine, by padded shape.
+
+    Attributes:
+        token_buckets: sizes of the packed token axis.
+        row_buckets: numbers of rows that are sampled together.
+    """
+
+    def __init__(self, config: EngineConfig):
+        self.config = config
+        limits = config.scheduler
+        self.token_buckets = token_buckets(limits.max_tokens_per_step)
+        self.row_buckets = row_buckets(limits.max_seqs)
+        model, scored = config.model, config.max_logprobs
+        self._backbone = partial(backbone, config=model)
+        self._draw = partial(draw, config=model, max_logprobs=scored)
+        self._score = partial(score, max_logprobs=scored)
+        self._compiled: dict[tuple[str, int], Any] = {}
+
+    def batch_shape(self, num_tokens: int) -> BatchShape:
+        """Return the padded shape of a step of `num_tokens`."""
+        limits, block_size = self.config.scheduler, self.config.cache.block_size
+        tokens = pick(self.token_buckets, num_tokens)
+        max_blocks = -(-limits.max_model_len // block_size)
+        return BatchShape(tokens, min(tokens, limits.max_seqs), max_blocks, limits.max_seqs)
+
+    def pack_rows(self, chunks: tuple[Chunk, ...]) -> SamplingRows | None:
+        """Return the sampling rows of a step's draws, padded; None if it draws nothing."""
+        drawn = draws(chunks)
+        return pack_rows(drawn, self._row_shape(len(drawn))) if drawn else None
+
+    def _row_shape(self, num_rows: int) -> RowShape:
+        biases = MAX_BIAS_IDS + MAX_STOP_IDS + len(self.config.model.eos_token_ids)
+        context = self.config.scheduler.max_model_len
+        return RowShape(pick(self.row_buckets, num_rows), context, biases)
+
+    def lower_backbone(self, params: ModelParams, pool: KVPool, tokens: int) -> Any:
+        """Trace the backbone for a token bucket; `pool` may be abstract."""
+        jitted = jax.jit(self._backbone, donate_argnames=("pool",))
+        return jitted.lower(params, pool, empty_batch(self.batch_shape(tokens)))
+
+    def warm_up(self, params: ModelParams, pool: KVPool) -> None:
+        """Compile every program, largest first, with a progress bar."""
+        if self.config.enforce_eager:
+            return
+        start = time.monotonic()
+        jobs = list(self._jobs(params, pool))
+        for key, compile_one in tqdm(jobs, desc="Compiling", unit="program", disable=None):
+            self._compiled[key] = compile_one()
+        logger.info("Compiled %d programs in %.1f s", len(jobs), time.monotonic() - start)
+
+    def _jobs(
+        self, params: ModelParams, pool: KVPool
+    ) -> Iterator[tuple[tuple[str, int], Callable[[], Any]]]:
+        limits = self.config.scheduler
+        embed, dtype = self.config.model.embed_dim, params.embed.dtype
+        for tokens in reversed(self.token_buckets):
+            make = partial(self.lower_backbone, params, pool, tokens)
+            yield ("backbone", tokens), lambda make=make: make().compile()
+        sampled = jax.ShapeDtypeStruct((limits.max_seqs, embed), dtype)
+        for rows in reversed(self.row_buckets):
+            neutral = pack_rows([], self._row_shape(rows))
+            yield ("draw", rows), self._job(self._draw, params, sampled, neutral)
+        hidden = jax.ShapeDtypeStruct((SCORES, embed), dtype)
+        targets = np.zeros(SCORES, np.int32)
+        yield ("score", SCORES), self._job(self._score, params, hidden, targets)
+        ids = np.zeros(COPIES, np.int32)
+        yield ("copy", COPIES), self._job(copy_blocks, pool, ids, ids, donate=("pool",))
+
+    def _job(
+        self, function: Callable[..., Any], *arguments: Any, donate: tuple[str, ...] = ()
+    ) -> Callable[[], Any]:
+        jitted = jax.jit(function, donate_argnames=donate)
+        return lambda: jitted.lower(*arguments).compile()
+
+    def _call(self, name: str, size: int, eager: Callable[..., Any], *arguments: Any) -> Any:
+        if self.config.enforce_eager:
+            with jax.disable_jit():
+                return eager(*jax.tree.map(jnp.asarray, arguments))
+        return self._compiled[name, size](*arguments)
+
+    def run_backbone(
+        self, params: ModelParams, pool: KVPool, batch: StepBatch
+    ) -> tuple[BackboneOutput, KVPool]:
+        """Run the layers. Donate: pool."""
+        size = batch.tokens.shape[0]
+        return self._call("backbone", size, self._backbone, params, pool, batch)
+
+    def run_draw(
+        self, params: ModelParams, out: BackboneOutput, rows: SamplingRows
+    ) -> SampleOutput:
+        """Draw one token per row."""
+        return self._call("draw", rows.positions.shape[0], self._draw, params, out.sampled, rows)
+
+    def run_copies(self, pool: KVPool, copies: tuple[tuple[int, int], ...]) -> KVPool:
+        """Copy blocks (source, target) in the scheduler's order, COPIES a call. Donate: pool.
+
+        A block may be freed as a source and become a later copy's target in the same step, never
+        the reverse.
+        """
+        assert len({target for _, target in copies}) == len(copies), "a block is copied to twice"
+        for start in range(0, len(copies), COPIES):
+            group = copies[start : start + COPIES]
+            pairs = np.zeros((2, COPIES), np.int32)
+            pairs[:, : len(group)] = np.asarray(group, np.int32).T
+            pool = self._call("copy", COPIES, copy_blocks, pool, pairs[0], pairs[1])
+        return pool
+
+    def run_score(
+        self, params: ModelParams, out: BackboneOutput, at: int, targets: Sequence[int]
+    ) -> Iterator[SampleOutput]:
+        """Score `targets[i]` after packed token `at + i`; yield SCORES positions a time."""
+        hidden = np.asarray(out.hidden)
+        for start in range(0, len(targets), SCORES):
+            wanted = targets[start : start + SCORES]
+            ids, rows = (
+                np.zeros(SCORES, np.int32),
+                np.zeros_like(hidden[:SCORES], shape=(SCORES, hidden.shape[1])),
+            )
+            ids[: len(wanted)] = wanted
+            rows[: len(wanted)] = hidden[at + start : at + start + len(wanted)]
+            yield self._call("score", SCORES, self._score, params, rows, ids)
+
+    def measure(self, params: ModelParams, pool: KVPool) -> int:
+        """Compile the largest backbone for an abstract pool; return the bytes it needs itself."""
+        return _own_bytes(self.lower_backbone(params, pool, self.token_buckets[-1]).compile())
+
+    def peak_bytes(self) -> int:
+        """Return the most any compiled program needs beside its arguments."""
+        return max((_own_bytes(program) for program in self._compiled.values()), default=0)
+
+
+def _own_bytes(program: Any) -> int:
+    """Temporary memory plus outputs that are not donated arguments."""
+    analysis = program.memory_analysis()
+    if analysis is None:
+        return 0
+    return (
+        analysis.temp_size_in_bytes + analysis.output_size_in_bytes - analysis.alias_size_in_bytes
+    )

@@ -1,0 +1,156 @@
+"""python -m paged_jax.serve: flags -> engine -> HTTP server.
+
+The port is bound before the model is loaded and listened on once the engine is warm. The first
+SIGTERM or SIGINT drains, the second ends the process at once; during start-up either ends it at
+once. Exit codes: 0 after a drain, 1 for a model or engine that failed, 2 for a wrong option.
+"""
+
+import argparse
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from types import FrameType
+from typing import TYPE_CHECKING
+
+import uvicorn
+from starlette.applications import Starlette
+
+import paged_jax
+from paged_jax.config import EngineArgs, OptionError
+from paged_jax.flags import API_KEY_VARIABLE, IGNORED, parse
+from server import ServerSettings, create_app
+
+if TYPE_CHECKING:
+    from paged_jax.async_engine import AsyncEngine
+
+logger = logging.getLogger("paged_jax")
+
+FLUSH_S = 3
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the program; return its exit code. Wrong flags exit with code 2 by SystemExit."""
+    options, args = parse(sys.argv[1:] if argv is None else argv)
+    logging.basicConfig(format="%(levelname)s %(asctime)s %(message)s", datefmt="%m-%d %H:%M:%S")
+    logger.setLevel(options.log_level.upper())
+    for flag in options.ignored or ():
+        logger.warning("%s is ignored: %s", flag, IGNORED[flag])
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        listener = bind(options.host, options.port)
+        engine, options.platform = load(args)
+    except Exception as error:
+        return report(error, with_traceback=options.log_level == "debug")
+    return serve(engine, options, listener)
+
+
+def load(args: EngineArgs) -> "tuple[AsyncEngine, str]":
+    """Return a warm engine and its device's kind; blocks until the model is loaded and compiled."""
+    from jax import default_backend  # here, so that a wrong flag is told at once
+
+    from paged_jax.async_engine import AsyncEngine
+
+    return AsyncEngine.from_args(args), default_backend().upper()
+
+
+def report(error: Exception, *, with_traceback: bool) -> int:
+    """Print the cause in one line, the last one; return the exit code."""
+    if with_traceback:
+        logger.error("Could not start", exc_info=error)
+    text = " ".join(str(error).split()) or type(error).__name__
+    print(f"error: {text[:2000]}", file=sys.stderr)
+    return 2 if isinstance(error, OptionError) else 1
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Reserve the port without listening on it yet.
+
+    Raises:
+        OSError: the address cannot be had; the message names it.
+    """
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise OSError(f"cannot listen on {host} port {port}: {error.strerror}") from error
+    return listener
+
+
+def serve(engine: "AsyncEngine", options: argparse.Namespace, listener: socket.socket) -> int:
+    """Serve until a signal or until the engine fails; return the exit code."""
+    app = create_app(engine, settings_of(engine, options))
+    engine.start()
+    server = DrainingServer(app, engine, options.shutdown_timeout)
+    try:
+        server.run(sockets=[listener])
+    except OSError as error:
+        return report(error, with_traceback=options.log_level == "debug")
+    finally:
+        is_failed = not engine.is_healthy
+        engine.close()
+    return 1 if is_failed else 0
+
+
+def settings_of(engine: "AsyncEngine", options: argparse.Namespace) -> ServerSettings:
+    """Return what the HTTP side needs to know of the flags and of the environment."""
+    own_key = os.environ.get(API_KEY_VARIABLE)
+    name = engine.config.model_name
+    return ServerSettings(
+        served_names=tuple(options.served_model_name or [name]),
+        root=name,
+        version=paged_jax.__version__,
+        api_keys=(*(options.api_key or ()), *([own_key] if own_key else ())),
+        log_interval_s=0.0 if options.disable_log_stats else options.log_stats_interval,
+        platform=options.platform,
+    )
+
+
+class DrainingServer(uvicorn.Server):
+    """uvicorn, but a signal lets running requests end while new ones and /health get 503."""
+
+    def __init__(self, app: Starlette, engine: "AsyncEngine", drain_s: float):
+        config = uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            ws="none",
+            timeout_graceful_shutdown=FLUSH_S,
+        )
+        super().__init__(config)
+        self._engine, self._drain_s = engine, drain_s
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, and say where."""
+        await super().startup(sockets)
+        for listener in sockets or ():
+            host, port = listener.getsockname()[:2]
+            shown = f"[{host}]" if ":" in host else host
+            logger.info("Uvicorn running on http://%s:%d (Press CTRL+C to quit)", shown, port)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Drain at the first signal, end at the second."""
+        if self.should_exit:
+            os._exit(128 + sig)
+        self.should_exit = True
+
+    async def on_tick(self, counter: int) -> bool:
+        """Whether to leave: after a signal, or when the engine has failed."""
+        return await super().on_tick(counter) or not self._engine.is_healthy
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Let running requests end, still answering; then close."""
+        self.should_exit = True
+        logger.info("Draining: up to %g s for running requests", self._drain_s)
+        await self._engine.drain(self._drain_s)
+        await super().shutdown(sockets)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

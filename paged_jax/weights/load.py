@@ -1,0 +1,129 @@
+"""A model from its source: configuration (cheap), parameters, and its own sampling defaults."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+
+from paged_jax.config import ModelConfig, ModelError
+from paged_jax.host.request import InvalidRequest, SamplingParams
+from paged_jax.models.families import config_from_hf
+from paged_jax.models.params import ModelParams
+from paged_jax.weights.checkpoint import fill_params
+from paged_jax.weights.dummy import dummy_params
+from paged_jax.weights.gguf_reader import GGUFFile, gguf_config, read_gguf
+from paged_jax.weights.safetensors_reader import SafetensorsFolder
+from paged_jax.weights.source import ModelSource
+
+SHORT_DTYPES = {"half": "float16", "float": "float32"}
+SAMPLING_KEYS = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
+    "max_new_tokens": "max_tokens",
+}
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model ready to run."""
+
+    config: ModelConfig
+    params: ModelParams
+    default_sampling: dict[str, object]
+    name: str
+
+
+def load_model(
+    source: ModelSource,
+    *,
+    dtype: str = "auto",
+    load_format: str = "auto",
+    seed: int = 0,
+    progress: bool = True,
+) -> LoadedModel:
+    """Read all of a source; the arguments are those of `read_config` and `load_params`."""
+    config = read_config(source, dtype=dtype)
+    params = load_params(source, config, load_format=load_format, seed=seed, progress=progress)
+    return LoadedModel(config, params, default_sampling(source), source.name)
+
+
+def read_config(source: ModelSource, *, dtype: str = "auto") -> ModelConfig:
+    """Read a model's shape, before and without its weights.
+
+    Args:
+        dtype: "auto" is float32 on a CPU and the checkpoint's own elsewhere (bfloat16 for GGUF).
+    Raises:
+        ModelError: the description is missing, malformed, or of a model that is not supported.
+    """
+    wanted = _resolve_dtype(dtype)
+    if source.kind == "gguf":
+        return gguf_config(source.path, read_gguf(source.path), dtype=wanted)
+    path = source.path / "config.json"
+    return config_from_hf(_read_json(path), _generation(source), where=str(path), dtype=wanted)
+
+
+def load_params(
+    source: ModelSource,
+    config: ModelConfig,
+    *,
+    load_format: str = "auto",
+    seed: int = 0,
+    progress: bool = True,
+) -> ModelParams:
+    """Read a model's weights onto the device, in `config.dtype`.
+
+    Args:
+        load_format: "dummy" makes random weights from `seed` and reads none.
+    Raises:
+        ModelError: names the file and the tensor that is missing, misshapen, or not finite.
+    """
+    if load_format == "dummy":
+        return dummy_params(config, seed)
+    if source.kind == "gguf":
+        checkpoint = GGUFFile(source.path, read_gguf(source.path), config)
+    else:
+        checkpoint = SafetensorsFolder(source.path, is_tied=config.tie_embeddings)
+    return fill_params(checkpoint, config, progress=progress)
+
+
+def default_sampling(source: ModelSource) -> dict[str, object]:
+    """Return the SamplingParams fields that generation_config.json sets; none for a GGUF file.
+
+    Raises:
+        ModelError: a value is out of its range.
+    """
+    facts = {} if source.kind == "gguf" else _generation(source)
+    given = {
+        field: facts[key] for key, field in SAMPLING_KEYS.items() if facts.get(key) is not None
+    }
+    try:
+        SamplingParams(**given)  # pyright: ignore[reportArgumentType]
+    except InvalidRequest as error:
+        raise ModelError(f"{source.path / 'generation_config.json'}: {error}") from error
+    return given
+
+
+def _resolve_dtype(dtype: str) -> str:
+    """The dtype to run in; "" stands for the checkpoint's own."""
+    if dtype == "auto":
+        return "float32" if jax.default_backend() == "cpu" else ""
+    return SHORT_DTYPES.get(dtype, dtype)
+
+
+def _generation(source: ModelSource) -> dict[str, object]:
+    path = source.path / "generation_config.json"
+    return _read_json(path) if path.exists() else {}
+
+
+def _read_json(path: Path) -> dict[str, object]:
+    try:
+        facts = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(f"{path} cannot be read as JSON: {error}") from error
+    if not isinstance(facts, dict):
+        raise ModelError(f"{path} must hold a JSON object, not {type(facts).__name__}")
+    return facts

@@ -1,0 +1,308 @@
+"""Paged attention and the KV write in plain jnp: the definition, and the back end called "xla".
+
+Every sequence's context lies in blocks of a shared pool, found through its block table. Queries
+are packed: rows query_starts[i] to query_starts[i + 1] - 1 are the newest tokens of sequence i.
+Slots no live token owns, and table entries past a sequence's context, may hold anything.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, UInt16
+
+Pool = (
+    Float[Array, "blocks block_size kv_heads head_dim"]
+    | UInt16[Array, "blocks block_size kv_heads head_dim"]
+)
+
+TILE_KV = 128
+TILE_Q = 16
+NUM_LANES = 8
+FAR = 1 << 30
+LOWEST = float(np.finfo(np.float32).min)
+
+
+def paged_attention_dense(
+    q: Float[Array, "tokens q_heads head_dim"],
+    k_pool: Pool,
+    v_pool: Pool,
+    block_tables: Int[Array, "seqs max_blocks"],
+    query_starts: Int[Array, " seqs+1"],
+    kv_lens: Int[Array, " seqs"],
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> Float[Array, "tokens q_heads head_dim"]:
+    """Attend over each token's whole context at once: the definition, in tokens * context memory.
+
+    Args:
+        block_tables: block i of a row holds positions [i * block_size, (i + 1) * block_size).
+        kv_lens: tokens of each sequence in the pool, the queries among them.
+        window: a query sees this many tokens back, itself included; None sees all.
+        softcap: scores become tanh(score / softcap) * softcap.
+    Returns:
+        zeros for padding tokens, which no sequence owns.
+    """
+    view = _View(k_pool, v_pool, block_tables, query_starts, kv_lens)
+    seq, query_pos = _owner(view, q.shape[0])
+    context_pos = jnp.arange(block_tables.shape[1] * k_pool.shape[1], dtype=jnp.int32)
+    seen = _sees(query_pos[:, None], context_pos[None, :], window)[:, None, None, :]
+    slots = _slots(view, seq, context_pos, _reach(query_pos[:, None], window))
+    k, v = _read(k_pool, slots), _read(v_pool, slots)  # [tokens kv_heads context head_dim]
+    grouped = q.reshape(q.shape[0], k.shape[1], -1, q.shape[2])  # [tokens kv_heads group head_dim]
+    scores = _capped(_dot("tkgd,tkcd->tkgc", grouped, k) * jnp.float32(scale), softcap)
+    weights = jax.nn.softmax(jnp.where(seen, scores, LOWEST), axis=-1)
+    out = _dot("tkgc,tkcd->tkgd", weights, v.astype(jnp.float32)).reshape(q.shape)
+    return jnp.where(query_pos[:, None, None] >= 0, out, 0.0).astype(q.dtype)
+
+
+def paged_attention(
+    q: Float[Array, "tokens q_heads head_dim"],
+    k_pool: Pool,
+    v_pool: Pool,
+    block_tables: Int[Array, "seqs max_blocks"],
+    query_starts: Int[Array, " seqs+1"],
+    kv_lens: Int[Array, " seqs"],
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> Float[Array, "tokens q_heads head_dim"]:
+    """Do the same tile by tile, in memory that depends on neither the pool nor the context.
+
+    Sequences of one query (decode) and of many (prefill) are cut into tiles of their own widths, so
+    that among steps of one shape a row's result does not depend on what else is computed.
+    """
+    view = _View(k_pool, v_pool, block_tables, query_starts, kv_lens)
+    rule = _Rule(scale, window, softcap)
+    lens = query_starts[1:] - query_starts[:-1]
+    if q.shape[0] <= kv_lens.shape[0]:
+        return _attend(q, view, rule, lens > 0, 1)
+    narrow = _attend(q, view, rule, lens == 1, 1)
+    return narrow + _attend(q, view, rule, lens > 1, TILE_Q)
+
+
+def write_kv(
+    k_pool: Pool,
+    v_pool: Pool,
+    k: Float[Array, "tokens kv_heads head_dim"],
+    v: Float[Array, "tokens kv_heads head_dim"],
+    slots: Int[Array, " tokens"],
+) -> tuple[Pool, Pool]:
+    """Write each token's key and value to its slot; in place where the pools are donated.
+
+    Args:
+        slots: block * block_size + offset, in range; distinct except slot 0, which takes padding.
+    """
+    return _write(k_pool, k, slots), _write(v_pool, v, slots)
+
+
+class _View(NamedTuple):
+    """The pool as the sequences of one step see it."""
+
+    k_pool: Array
+    v_pool: Array
+    block_tables: Array
+    query_starts: Array
+    kv_lens: Array
+
+
+class _Rule(NamedTuple):
+    """How scores are formed."""
+
+    scale: float
+    window: int | None
+    softcap: float | None
+
+
+class _Tiles(NamedTuple):
+    """Packed queries in tiles, each of one sequence; the lanes of a group run side by side."""
+
+    seq: Array  # [groups lanes]
+    rows: Array  # [groups lanes tile_q], of q
+    query_pos: Array  # [groups lanes tile_q], -1 where there is no query
+    num_groups: Array  # how many groups hold a tile: the first ones
+
+
+class _Reach(NamedTuple):
+    """The positions a lane's queries see, start to stop - 1; without queries FAR and 0."""
+
+    start: Array  # [lanes]
+    stop: Array  # [lanes]
+
+
+class _Sums(NamedTuple):
+    """An online softmax under way."""
+
+    top: Array  # [lanes kv_heads rows]
+    total: Array  # [lanes kv_heads rows]
+    acc: Array  # [lanes kv_heads rows head_dim]
+
+
+def _attend(q: Array, view: _View, rule: _Rule, is_taken: Array, tile_q: int) -> Array:
+    """Attention of the sequences taken, which have queries; zeros for all other tokens."""
+    tiles, tile_starts = _cut(view, is_taken, q.shape[0], tile_q)
+
+    def run(group: Array | int, out: Array) -> Array:
+        rows = q.at[tiles.rows[group]].get(mode="promise_in_bounds")
+        result = _attend_group(rows, view, rule, tiles.seq[group], tiles.query_pos[group])
+        return jax.lax.dynamic_update_index_in_dim(out, result, group, 0)
+
+    out = jnp.zeros((*tiles.rows.shape, *q.shape[1:]), q.dtype)
+    out = jax.lax.fori_loop(0, tiles.num_groups, run, out).reshape(-1, *q.shape[1:])
+    seq, query_pos = _owner(view, q.shape[0])
+    offset = jnp.arange(q.shape[0], dtype=jnp.int32) - view.query_starts[seq]
+    is_mine = is_taken[seq] & (query_pos >= 0)
+    row = jnp.where(is_mine, tile_starts[seq] * tile_q + offset, 0)
+    out = out.at[row].get(mode="promise_in_bounds")
+    return jnp.where(is_mine[:, None, None], out, jnp.zeros((), q.dtype))
+
+
+def _cut(view: _View, is_taken: Array, num_tokens: int, tile_q: int) -> tuple[_Tiles, Array]:
+    """Cut the queries of the sequences taken into tiles; also each sequence's first tile."""
+    starts, num_seqs = view.query_starts, view.kv_lens.shape[0]
+    lens = starts[1:] - starts[:-1]
+    counts = jnp.where(is_taken, (lens + tile_q - 1) // tile_q, 0)
+    ends = jnp.cumsum(counts)
+    most = (num_tokens + (tile_q - 1) * min(num_seqs, num_tokens)) // tile_q
+    lanes = min(NUM_LANES, most)
+    tile = jnp.arange(-(-most // lanes) * lanes, dtype=jnp.int32)
+    seq = _count_le(ends, tile)
+    is_tile = seq < num_seqs
+    seq = jnp.where(is_tile, seq, 0)
+    first = starts[seq] + (tile - ends[seq] + counts[seq]) * tile_q
+    rows = first[:, None] + jnp.arange(tile_q, dtype=jnp.int32)[None, :]
+    is_row = is_tile[:, None] & (rows < starts[seq + 1][:, None])
+    query_pos = rows + (view.kv_lens - starts[1:])[seq][:, None]
+    tiles = _Tiles(
+        seq=seq.reshape(-1, lanes),
+        rows=jnp.where(is_row, rows, 0).reshape(-1, lanes, tile_q),
+        query_pos=jnp.where(is_row, query_pos, -1).reshape(-1, lanes, tile_q),
+        num_groups=(ends[-1] + lanes - 1) // lanes,
+    )
+    return tiles, ends - counts
+
+
+def _attend_group(q: Array, view: _View, rule: _Rule, seq: Array, query_pos: Array) -> Array:
+    """Online softmax over the context tiles of a group; q is [lanes tile_q q_heads head_dim]."""
+    kv_heads = view.k_pool.shape[2]
+    folded, row_pos = _fold(q, query_pos, kv_heads)
+    lanes, _, rows, head_dim = folded.shape
+    reach = _reach(query_pos, rule.window)
+
+    def add(tile: Array, sums: _Sums) -> _Sums:
+        context_pos = tile * TILE_KV + jnp.arange(TILE_KV, dtype=jnp.int32)
+        slots = _slots(view, seq, context_pos, reach)
+        k, v = _read(view.k_pool, slots), _read(view.v_pool, slots)
+        scores = _dot("lkrd,lkcd->lkcr", folded, k)
+        scores = _capped(scores * jnp.float32(rule.scale), rule.softcap)
+        seen = _sees(row_pos[:, None, :], context_pos[None, :, None], rule.window)
+        scores = jnp.where(seen[:, None], scores, LOWEST)
+        # A row that has seen nothing yet gathers weights of 1; its first real score wipes them out.
+        top = jnp.maximum(sums.top, jnp.max(scores, axis=2))
+        weights = jnp.exp(scores - top[:, :, None, :])
+        decay = jnp.exp(sums.top - top)
+        part = _dot("lkcr,lkcd->lkrd", weights.astype(v.dtype), v)
+        total = sums.total * decay + jnp.sum(weights, axis=2)
+        return _Sums(top, total, sums.acc * decay[..., None] + part)
+
+    shape = (lanes, kv_heads, rows)
+    init = _Sums(
+        jnp.full(shape, LOWEST, jnp.float32),
+        jnp.zeros(shape, jnp.float32),
+        jnp.zeros((*shape, head_dim), jnp.float32),
+    )
+    first, last = jnp.min(reach.start) // TILE_KV, (jnp.max(reach.stop) - 1) // TILE_KV
+    sums = jax.lax.fori_loop(first, last + 1, add, init)
+    return _unfold(sums.acc / sums.total[..., None], q.shape).astype(q.dtype)
+
+
+def _fold(q: Array, query_pos: Array, kv_heads: int) -> tuple[Array, Array]:
+    """Make the queries and heads that share keys the rows of one matrix, with their positions.
+
+    Rows are filled up to a multiple of 4, which XLA's CPU products need to be fast.
+    """
+    lanes, tile_q, q_heads, head_dim = q.shape
+    num_rows = tile_q * q_heads // kv_heads
+    folded = q.reshape(lanes, tile_q, kv_heads, -1, head_dim).swapaxes(1, 2)
+    folded = folded.reshape(lanes, kv_heads, num_rows, head_dim)
+    row_pos = jnp.repeat(query_pos, q_heads // kv_heads, axis=1)
+    fill = (0, -num_rows % 4)
+    folded = jnp.pad(folded, ((0, 0), (0, 0), fill, (0, 0)))
+    return folded, jnp.pad(row_pos, ((0, 0), fill), constant_values=-1)
+
+
+def _unfold(out: Array, shape: tuple[int, ...]) -> Array:
+    """Undo `_fold`."""
+    lanes, tile_q, q_heads, head_dim = shape
+    kv_heads = out.shape[1]
+    out = out[:, :, : tile_q * q_heads // kv_heads]
+    return out.reshape(lanes, kv_heads, tile_q, -1, head_dim).swapaxes(1, 2).reshape(shape)
+
+
+def _owner(view: _View, num_tokens: int) -> tuple[Array, Array]:
+    """The sequence and the position in it of each packed token; 0 and -1 for padding."""
+    token = jnp.arange(num_tokens, dtype=jnp.int32)
+    seq = _count_le(view.query_starts[1:], token)
+    is_real = seq < view.kv_lens.shape[0]
+    seq = jnp.where(is_real, seq, 0)
+    return seq, jnp.where(is_real, token - view.query_starts[seq + 1] + view.kv_lens[seq], -1)
+
+
+def _count_le(sorted_values: Array, x: Array) -> Array:
+    """How many of the values are at most x: the index of the interval that x lies in."""
+    return jnp.sum(sorted_values[None, :] <= x[:, None], axis=1, dtype=jnp.int32)
+
+
+def _reach(query_pos: Array, window: int | None) -> _Reach:
+    start = jnp.min(jnp.where(query_pos >= 0, query_pos, FAR), axis=1)
+    seen_from = jnp.zeros_like(start) if window is None else jnp.maximum(start - window + 1, 0)
+    return _Reach(jnp.where(start == FAR, FAR, seen_from), jnp.max(query_pos, axis=1) + 1)
+
+
+def _sees(query_pos: Array, context_pos: Array, window: int | None) -> Array:
+    """Whether the query at one position attends to another; shapes broadcast."""
+    seen = context_pos <= query_pos
+    return seen if window is None else seen & (context_pos > query_pos - window)
+
+
+def _slots(view: _View, seq: Array, context_pos: Array, reach: _Reach) -> Array:
+    """Slots [lanes context] of positions; one out of reach repeats one within: garbage is not read.
+
+    A lane without queries reads slot 0, and its result is not used.
+    """
+    block_size = view.k_pool.shape[1]
+    start, stop = reach.start[:, None], reach.stop[:, None]
+    inside = jnp.maximum(jnp.minimum(jnp.maximum(context_pos[None, :], start), stop - 1), 0)
+    block = view.block_tables.at[seq[:, None], inside // block_size].get(mode="promise_in_bounds")
+    return jnp.where(stop > 0, block * block_size + inside % block_size, 0)
+
+
+def _read(pool: Array, slots: Array) -> Array:
+    """Gather [lanes kv_heads context head_dim]."""
+    blocks, block_size, kv_heads, head_dim = pool.shape
+    flat = pool.reshape(blocks * block_size, kv_heads, head_dim)
+    heads = jnp.arange(kv_heads, dtype=jnp.int32)[None, :, None]
+    out = flat.at[slots[:, None, :], heads].get(mode="promise_in_bounds")
+    return jax.lax.bitcast_convert_type(out, jnp.bfloat16) if out.dtype == jnp.uint16 else out
+
+
+def _write(pool: Array, values: Array, slots: Array) -> Array:
+    values = values.astype(jnp.bfloat16 if pool.dtype == jnp.uint16 else pool.dtype)
+    if pool.dtype == jnp.uint16:
+        values = jax.lax.bitcast_convert_type(values, jnp.uint16)
+    flat = pool.reshape(-1, *pool.shape[2:])
+    return flat.at[slots].set(values, mode="promise_in_bounds").reshape(pool.shape)
+
+
+def _capped(scores: Array, softcap: float | None) -> Array:
+    if softcap is None:
+        return scores
+    return jnp.tanh(scores / jnp.float32(softcap)) * jnp.float32(softcap)
+
+
+def _dot(axes: str, a: Array, b: Array) -> Array:
+    return jnp.einsum(axes, a, b, preferred_element_type=jnp.float32)

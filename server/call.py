@@ -1,0 +1,53 @@
+"""One request of a client, checked: what `protocol` makes of a body and `generation` runs."""
+
+from dataclasses import dataclass
+
+from paged_jax.host.request import SamplingParams
+from server.logprobs import TokenSpelling
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One prompt. `echo` is the text that goes before each answer; empty unless asked for."""
+
+    ids: tuple[int, ...]
+    echo: str = ""
+
+
+@dataclass(frozen=True)
+class AnswerOptions:
+    """How the answer is to look.
+
+    Attributes:
+        include_usage: a stream ends with a chunk of usage figures.
+        continuous_usage: every chunk of a stream has usage figures.
+        echo: the prompt goes before the answer.
+        is_scoring: nothing is generated; the one token the engine makes is dropped.
+        logprobs: alternatives per position; None is off.
+        prompt_logprobs: the same for the prompt's positions, in vLLM's shape.
+        return_token_ids: the ids of prompt and answer are listed.
+    """
+
+    spell: TokenSpelling
+    stream: bool = False
+    include_usage: bool = False
+    continuous_usage: bool = False
+    echo: bool = False
+    is_scoring: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    return_token_ids: bool = False
+
+
+@dataclass(frozen=True)
+class Call:
+    """All that is needed to run and answer a request; choice i of prompt p has index p * n + i."""
+
+    id: str
+    created: int
+    model: str
+    prompts: tuple[Prompt, ...]
+    params: SamplingParams
+    answer: AnswerOptions
+    priority: int = 0
+    cache_salt: str | None = None

@@ -1,0 +1,204 @@
+"""How the two endpoints spell the same answer: whole, and as the chunks of a stream."""
+
+from typing import Protocol
+
+from paged_jax.outputs import ChoiceDelta, PositionLogprobs, RequestDelta, RequestOutput
+from server.call import Call
+from server.logprobs import CompletionLogprobs, chat_logprobs, prompt_logprobs
+from server.wire import Json
+
+
+class Format(Protocol):
+    """Spells the answer to one call. `chunk_kind` is the `object` of a stream's chunks."""
+
+    chunk_kind: str
+
+    def whole(self, outputs: list[RequestOutput]) -> Json:
+        """Return the body of an unstreamed answer, without its usage."""
+        ...
+
+    def opening(self, number: int, delta: RequestDelta) -> list[Json]:
+        """Return the chunks that go before the first text of prompt `number`."""
+        ...
+
+    def piece(self, number: int, choice: ChoiceDelta) -> Json:
+        """Return the chunk for what one step added to one choice."""
+        ...
+
+
+def is_silent(call: Call, choice: ChoiceDelta) -> bool:
+    """Whether a chunk for this delta would tell the client nothing: its text is held back."""
+    tells_tokens = call.answer.logprobs is not None or call.answer.return_token_ids
+    is_empty = not choice.text and choice.finish_reason is None
+    return is_empty and not (tells_tokens and choice.token_ids)
+
+
+def envelope(call: Call, kind: str, choices: list[Json]) -> Json:
+    """Return what every body and chunk begins with."""
+    return {
+        "id": call.id,
+        "object": kind,
+        "created": call.created,
+        "model": call.model,
+        "choices": choices,
+    }
+
+
+class CompletionFormat:
+    """/v1/completions."""
+
+    chunk_kind = "text_completion"
+
+    def __init__(self, call: Call):
+        self._call = call
+        count = call.answer.logprobs or 0
+        num_choices = len(call.prompts) * call.params.n
+        self._logprobs = [CompletionLogprobs(count, call.answer.spell) for _ in range(num_choices)]
+
+    def whole(self, outputs: list[RequestOutput]) -> Json:
+        """Return the body of an unstreamed answer, without its usage."""
+        choices = [
+            self._whole_choice(number, output, index)
+            for number, output in enumerate(outputs)
+            for index in range(self._call.params.n)
+        ]
+        return envelope(self._call, "text_completion", choices)
+
+    def opening(self, number: int, delta: RequestDelta) -> list[Json]:
+        """Return one chunk a choice with what is told of the prompt, if anything is."""
+        call = self._call
+        if not (call.answer.echo or call.answer.return_token_ids):
+            return []
+        opening = [
+            self._prompt_choice(number, index, delta.prompt_logprobs)
+            for index in range(call.params.n)
+        ]
+        return [envelope(call, self.chunk_kind, [choice]) for choice in opening]
+
+    def piece(self, number: int, choice: ChoiceDelta) -> Json:
+        """Return the chunk for what one step added to one choice."""
+        return envelope(self._call, self.chunk_kind, [self._choice(number, choice)])
+
+    def _whole_choice(self, number: int, output: RequestOutput, index: int) -> Json:
+        answer = self._call.answer
+        tables = None if output.prompt_logprobs is None else tuple(output.prompt_logprobs)
+        before = self._prompt_choice(number, index, tables)
+        choice = self._choice(number, _as_delta(output, index))
+        choice["text"] = before["text"] + choice["text"]
+        choice["logprobs"] = _joined(before["logprobs"], choice["logprobs"])
+        if answer.return_token_ids:
+            choice["prompt_token_ids"] = before["prompt_token_ids"]
+        if answer.prompt_logprobs is not None and tables is not None:
+            choice["prompt_logprobs"] = prompt_logprobs(tables, answer.prompt_logprobs)
+        return choice
+
+    def _prompt_choice(
+        self, number: int, index: int, tables: tuple[PositionLogprobs | None, ...] | None
+    ) -> Json:
+        """Return a choice that holds the prompt's own text, log-probabilities and ids."""
+        answer, prompt = self._call.answer, self._call.prompts[number]
+        choice = self._choice(number, ChoiceDelta(index, prompt.echo, ()))
+        if answer.echo and answer.logprobs is not None and tables is not None:
+            own = self._logprobs[number * self._call.params.n + index]
+            choice["logprobs"] = own.part(prompt.ids, tables)
+        if answer.return_token_ids:
+            choice["prompt_token_ids"] = list(prompt.ids)
+        return choice
+
+    def _choice(self, number: int, delta: ChoiceDelta) -> Json:
+        answer, index = self._call.answer, number * self._call.params.n + delta.index
+        logprobs = None
+        if answer.logprobs is not None and delta.logprobs:
+            logprobs = self._logprobs[index].part(delta.token_ids, delta.logprobs)
+        choice: Json = {
+            "index": index,
+            "text": delta.text,
+            "logprobs": logprobs,
+            "finish_reason": delta.finish_reason,
+            "stop_reason": delta.stop_reason,
+        }
+        if answer.return_token_ids:
+            choice["token_ids"] = list(delta.token_ids)
+        return choice
+
+
+class ChatFormat:
+    """/v1/chat/completions."""
+
+    chunk_kind = "chat.completion.chunk"
+
+    def __init__(self, call: Call):
+        self._call = call
+
+    def whole(self, outputs: list[RequestOutput]) -> Json:
+        """Return the body of an unstreamed answer, without its usage."""
+        call, (output,) = self._call, outputs
+        choices = [self._whole_choice(_as_delta(output, i)) for i in range(call.params.n)]
+        body = envelope(call, "chat.completion", choices)
+        if call.answer.return_token_ids:
+            body["prompt_token_ids"] = output.prompt_token_ids
+        if call.answer.prompt_logprobs is not None and output.prompt_logprobs is not None:
+            tables = output.prompt_logprobs
+            body["prompt_logprobs"] = prompt_logprobs(tables, call.answer.prompt_logprobs)
+        return body
+
+    def opening(self, number: int, delta: RequestDelta) -> list[Json]:
+        """Return a chunk with the role for each choice, then the echo."""
+        call = self._call
+        indices, prompt = range(call.params.n), call.prompts[0]
+        roles = [self._chunk(ChoiceDelta(i, "", ()), role="assistant") for i in indices]
+        if call.answer.return_token_ids:
+            roles = [chunk | {"prompt_token_ids": list(prompt.ids)} for chunk in roles]
+        echoes = [self._chunk(ChoiceDelta(i, prompt.echo, ())) for i in indices]
+        return roles + (echoes if prompt.echo else [])
+
+    def piece(self, number: int, choice: ChoiceDelta) -> Json:
+        """Return the chunk for what one step added to one choice."""
+        return self._chunk(choice)
+
+    def _whole_choice(self, delta: ChoiceDelta) -> Json:
+        text = self._call.prompts[0].echo + delta.text
+        message = {"role": "assistant", "content": text, "refusal": None}
+        return self._choice(delta, "message", message) | {"stop_reason": delta.stop_reason}
+
+    def _chunk(self, delta: ChoiceDelta, *, role: str | None = None) -> Json:
+        said = {"content": delta.text} if role is None else {"role": role, "content": ""}
+        choice = self._choice(delta, "delta", said)
+        if delta.finish_reason is not None:
+            choice["stop_reason"] = delta.stop_reason
+        return envelope(self._call, self.chunk_kind, [choice])
+
+    def _choice(self, delta: ChoiceDelta, name: str, said: Json) -> Json:
+        answer, logprobs = self._call.answer, None
+        if answer.logprobs is not None and delta.logprobs:
+            tables, count = delta.logprobs, answer.logprobs
+            logprobs = chat_logprobs(delta.token_ids, tables, count, answer.spell)
+        choice: Json = {
+            "index": delta.index,
+            name: said,
+            "logprobs": logprobs,
+            "finish_reason": delta.finish_reason,
+        }
+        if answer.return_token_ids:
+            choice["token_ids"] = list(delta.token_ids)
+        return choice
+
+
+def _as_delta(output: RequestOutput, index: int) -> ChoiceDelta:
+    """Return a whole choice as if one step had made it."""
+    choice = output.outputs[index]
+    return ChoiceDelta(
+        index,
+        choice.text,
+        tuple(choice.token_ids),
+        None if choice.logprobs is None else tuple(choice.logprobs),
+        choice.finish_reason,
+        choice.stop_reason,
+    )
+
+
+def _joined(first: Json | None, second: Json | None) -> Json | None:
+    """Join the lists of two parts of a choice's log-probabilities."""
+    if first is None or second is None:
+        return first or second
+    return {name: first[name] + second[name] for name in first}

@@ -1,0 +1,186 @@
+"""Running a call: the deltas of all its prompts, its usage, its end when the client hangs up."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from starlette.types import Receive
+
+from paged_jax.outputs import ChoiceDelta, CompletionOutput, RequestDelta, RequestOutput
+from server.call import Call
+from server.errors import SHUTTING_DOWN, ApiError
+from server.wire import Json
+
+if TYPE_CHECKING:
+    from paged_jax.async_engine import AsyncEngine
+
+T = TypeVar("T")
+Deltas = AsyncGenerator[tuple[int, RequestDelta], None]
+
+
+class ClientGone(Exception):
+    """The client closed the connection before its answer was complete."""
+
+
+async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """Return what `work` returns, or cancel it and raise ClientGone once the client has gone.
+
+    The body must have been read, so that all `receive` can still tell is the end of the connection.
+    """
+    running = asyncio.ensure_future(work)
+    watching = asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait((running, watching), return_when=asyncio.FIRST_COMPLETED)
+        if running.done():
+            return running.result()
+        raise ClientGone
+    finally:
+        running.cancel()
+        watching.cancel()
+        await asyncio.gather(running, watching, return_exceptions=True)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def deltas_of(engine: "AsyncEngine", call: Call) -> Deltas:
+    """Yield the number of a prompt and its next delta, in order of arrival.
+
+    Closing it aborts what still runs. A consumer that is slow holds up nothing: the engine merges.
+
+    Raises:
+        ApiError: the engine failed on a request, or aborted it to shut down.
+    """
+    if len(call.prompts) == 1:
+        async with aclosing(_one_prompt(engine, call, 0)) as deltas:
+            async for delta in deltas:
+                yield 0, delta
+        return
+    queue: asyncio.Queue[tuple[int, RequestDelta | Exception | None]] = asyncio.Queue(maxsize=1)
+    tasks = [
+        asyncio.create_task(_pump(_one_prompt(engine, call, number), queue, number))
+        for number in range(len(call.prompts))
+    ]
+    try:
+        num_left = len(tasks)
+        while num_left:
+            number, delta = await queue.get()
+            if isinstance(delta, Exception):
+                raise delta
+            if delta is None:
+                num_left -= 1
+            else:
+                yield number, delta
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _pump(
+    deltas: AsyncGenerator[RequestDelta, None],
+    queue: asyncio.Queue[tuple[int, RequestDelta | Exception | None]],
+    number: int,
+) -> None:
+    """Move one prompt's deltas into the common queue, then its end: None, or what went wrong."""
+    async with aclosing(deltas):
+        try:
+            async for delta in deltas:
+                await queue.put((number, delta))
+        except Exception as error:
+            await queue.put((number, error))
+        else:
+            await queue.put((number, None))
+
+
+async def _one_prompt(
+    engine: "AsyncEngine", call: Call, number: int
+) -> AsyncGenerator[RequestDelta, None]:
+    source = _generator(
+        engine.generate(
+            call.prompts[number].ids,
+            call.params,
+            request_id=f"{call.id}-{number}-{id(call):x}",
+            priority=call.priority,
+            cache_salt=call.cache_salt,
+        )
+    )
+    async with aclosing(source) as deltas:
+        async for delta in deltas:
+            _check_delta(engine, delta)
+            yield _without_output(delta) if call.answer.is_scoring else delta
+
+
+def _generator(deltas: AsyncIterator[RequestDelta]) -> AsyncGenerator[RequestDelta, None]:
+    assert hasattr(deltas, "aclose"), "Engine.generate must be an async generator"
+    return cast(AsyncGenerator[RequestDelta, None], deltas)
+
+
+def _check_delta(engine: "AsyncEngine", delta: RequestDelta) -> None:
+    """Raise ApiError if this request has no proper end to expect."""
+    is_aborted = any(choice.finish_reason == "abort" for choice in delta.choices)
+    if engine.is_draining and (delta.error is not None or is_aborted):
+        raise ApiError(503, SHUTTING_DOWN)
+    if delta.error is not None:
+        raise ApiError(500, delta.error)
+
+
+def _without_output(delta: RequestDelta) -> RequestDelta:
+    """Drop the token that a scoring call had to generate."""
+    choices = tuple(
+        ChoiceDelta(choice.index, "", (), finish_reason=choice.finish_reason and "length")
+        for choice in delta.choices
+    )
+    return replace(delta, choices=choices)
+
+
+@dataclass
+class Usage:
+    """The tokens of a call. The prompt counts once whatever `n` is."""
+
+    num_prompt: int
+    num_completion: int = 0
+    num_cached: dict[int, int] = field(default_factory=dict[int, int])
+
+    @classmethod
+    def of(cls, call: Call) -> "Usage":
+        """Return the usage before the first token."""
+        return cls(sum(len(prompt.ids) for prompt in call.prompts))
+
+    def absorb(self, number: int, delta: RequestDelta) -> None:
+        """Count one delta of prompt `number`."""
+        self.num_completion += sum(len(choice.token_ids) for choice in delta.choices)
+        self.num_cached[number] = delta.num_cached_tokens
+
+    def json(self, *, num_completion: int | None = None) -> Json:
+        """Return the `usage` object, of now or of an earlier `num_completion`."""
+        count = self.num_completion if num_completion is None else num_completion
+        return {
+            "prompt_tokens": self.num_prompt,
+            "total_tokens": self.num_prompt + count,
+            "completion_tokens": count,
+            "prompt_tokens_details": {"cached_tokens": sum(self.num_cached.values())},
+        }
+
+
+async def collect(engine: "AsyncEngine", call: Call) -> tuple[list[RequestOutput], Usage]:
+    """Run the call to its end; raises as `deltas_of`."""
+    outputs = [
+        RequestOutput(
+            request_id=call.id,
+            prompt=None,
+            prompt_token_ids=list(prompt.ids),
+            outputs=[CompletionOutput(index) for index in range(call.params.n)],
+        )
+        for prompt in call.prompts
+    ]
+    usage = Usage.of(call)
+    async with aclosing(deltas_of(engine, call)) as deltas:
+        async for number, delta in deltas:
+            outputs[number].absorb(delta)
+            usage.absorb(number, delta)
+    return outputs, usage

@@ -1,0 +1,41 @@
+"""Strict JAX in every test: no silent promotion of dtypes or ranks. One CPU device."""
+
+import importlib.util
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_numpy_rank_promotion", "raise")
+jax.config.update("jax_num_cpu_devices", 1)
+# The engines of the tests share compiled programs, also from one run to the next.
+jax.config.update("jax_compilation_cache_dir", str(Path(__file__).parents[1] / ".cache" / "xla"))
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    """A seeded numpy generator, the same in every test."""
+    return np.random.default_rng(0)
+
+
+@pytest.fixture
+def getkey():
+    """A function that returns a fresh JAX key at each call."""
+    keys = iter(jax.random.split(jax.random.key(0), 1000))
+    return lambda: next(keys)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what this machine cannot run; `-ra` lists each with its reason."""
+    missing = {
+        "gpu": None if jax.default_backend() == "gpu" else "needs an NVIDIA GPU; JAX finds none",
+        "parity": None
+        if importlib.util.find_spec("torch")
+        else "needs torch: pip install '.[parity]'",
+    }
+    for item in items:
+        for marker, reason in missing.items():
+            if reason and item.get_closest_marker(marker):
+                item.add_marker(pytest.mark.skip(reason=reason))

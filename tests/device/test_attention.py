@@ -1,0 +1,40 @@
+"""The engine's door to attention: what was written at slots is what queries read through tables."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from paged_jax.device.attention import paged_attention, write_kv
+
+
+def make_pools(dtype: str) -> tuple[jax.Array, jax.Array]:
+    """Seven blocks of 4 tokens, 2 KV heads of 8."""
+    fill = np.nan if dtype == "float32" else 0xFFFF  # both are NaN
+    pool = jnp.full((7, 4, 2, 8), fill, dtype)
+    return pool, pool + jnp.zeros((), dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "uint16"])
+def test_queries_read_back_what_was_written(rng, dtype):
+    kind = jnp.float32 if dtype == "float32" else jnp.bfloat16
+    k, v = (jnp.asarray(rng.normal(size=(6, 2, 8)), kind) for _ in range(2))
+    slots = jnp.array([12, 13, 14, 15, 24, 0], jnp.int32)  # blocks 3 and 6; the last is padding
+    pools = jax.jit(write_kv)(*make_pools(dtype), k, v, slots)
+    q = jnp.asarray(rng.normal(size=(6, 4, 8)), kind)
+    tables, starts = jnp.array([[3, 6, 0]], jnp.int32), jnp.array([0, 5], jnp.int32)
+    out = paged_attention(q, *pools, tables, starts, jnp.array([5], jnp.int32), scale=0.5)
+    assert out.dtype == kind
+    for head in range(4):
+        scores = np.float32(q[4, head]) @ np.float32(k[:5, head // 2]).T * 0.5
+        weights = np.exp(scores) / np.exp(scores).sum()
+        want = weights @ np.float32(v[:5, head // 2])
+        np.testing.assert_allclose(np.float32(out[4, head]), want, atol=1e-2)
+    np.testing.assert_array_equal(out[0], jnp.repeat(v[0], 2, axis=0))
+    assert not out[5].any()
+
+
+def test_an_unknown_back_end_is_an_error():
+    empty = jnp.zeros((0, 2, 8), jnp.float32)
+    with pytest.raises(Exception, match="backend"):
+        write_kv(*make_pools("float32"), empty, empty, jnp.zeros(0, jnp.int32), backend="imaginary")

@@ -1,0 +1,45 @@
+"""One tiny checkpoint and one engine on it for all tests here; a test makes special ones."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tiny import make_tiny_folder
+
+from paged_jax import LLM
+
+SMALL: dict[str, object] = {
+    "dtype": "float32",
+    "max_model_len": 256,
+    "max_num_batched_tokens": 64,
+    "max_num_seqs": 32,
+    "kv_cache_memory": 8 << 20,
+}
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random two-layer Llama checkpoint."""
+    folder = tmp_path_factory.mktemp("tiny") / "llama"
+    return make_tiny_folder(folder, max_position_embeddings=2048)
+
+
+@pytest.fixture(scope="session")
+def llm(tiny_folder: Path) -> Iterator[LLM]:
+    """A roomy engine, shared."""
+    with LLM(tiny_folder, **SMALL) as engine:
+        yield engine
+
+
+@pytest.fixture
+def make_llm(tiny_folder: Path) -> Iterator[Callable[..., LLM]]:
+    """Make an engine with other options; closed at the end of the test."""
+    made: list[LLM] = []
+
+    def make(**options: object) -> LLM:
+        made.append(LLM(tiny_folder, **(SMALL | options)))
+        return made[-1]
+
+    yield make
+    for engine in made:
+        engine.close()

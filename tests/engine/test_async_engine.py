@@ -1,0 +1,147 @@
+"""AsyncEngine: streams equal whole answers, aborts free everything, failed steps are told."""
+
+import asyncio
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from paged_jax import LLM, AsyncEngine, InvalidRequest, SamplingParams
+from paged_jax.outputs import CompletionOutput, RequestOutput
+
+PROMPT = [3 + index % 200 for index in range(40)]
+
+
+@pytest.fixture
+def served(llm: LLM) -> Iterator[AsyncEngine]:
+    """The shared engine behind a stepping thread, which is stopped at the end."""
+    engine = AsyncEngine(llm.engine)
+    engine.start()
+    yield engine
+    engine.stop()
+
+
+async def collect(
+    engine: AsyncEngine, params: SamplingParams, *, request_id: str = "a"
+) -> RequestOutput:
+    choices = [CompletionOutput(index) for index in range(params.n)]
+    output = RequestOutput(request_id, None, PROMPT, choices)
+    async for delta in engine.generate(PROMPT, params, request_id=request_id):
+        assert not output.finished, "a delta after the last"
+        output.absorb(delta)
+    return output
+
+
+def test_stream_equals_whole(llm: LLM, served: AsyncEngine) -> None:
+    params = SamplingParams(n=2, seed=4, max_tokens=20, logprobs=2, stop=["zq"])
+    streamed = asyncio.run(collect(served, params))
+    served.stop()
+    whole = llm.generate([PROMPT], params, use_tqdm=False)[0]
+    for one, other in zip(streamed.outputs, whole.outputs, strict=True):
+        assert (one.text, one.token_ids, one.finish_reason) == (
+            other.text,
+            other.token_ids,
+            other.finish_reason,
+        )
+        assert chosen(one) == pytest.approx(chosen(other), abs=1e-4)
+
+
+def chosen(choice: CompletionOutput) -> list[float]:
+    """The log-probability of each chosen token, rounded as its batch shape makes it."""
+    pairs = zip(choice.token_ids, choice.logprobs or [], strict=True)
+    return [table[token].logprob for token, table in pairs]
+
+
+def test_many_streams_at_once_each_end_once(served: AsyncEngine) -> None:
+    async def main() -> list[RequestOutput]:
+        params = SamplingParams(temperature=0.0, max_tokens=10, ignore_eos=True)
+        names = [str(index) for index in range(50)]
+        return await asyncio.gather(*(collect(served, params, request_id=name) for name in names))
+
+    outputs = asyncio.run(main())
+    assert {tuple(output.outputs[0].token_ids) for output in outputs} == {
+        tuple(outputs[0].outputs[0].token_ids)
+    }
+    assert all(output.finished for output in outputs)
+
+
+def test_300_aborted_requests_leak_nothing(llm: LLM, served: AsyncEngine) -> None:
+    """Queued, mid-prefill, decoding, not read at all, n > 1."""
+    draw = random.Random(0)
+    before = llm.engine.scheduler.pool.num_free
+
+    async def abandon(name: str) -> None:
+        prompt = [draw.randrange(3, 260) for _ in range(draw.choice([1, 20, 100, 200]))]
+        params = SamplingParams(n=draw.choice([1, 1, 4]), max_tokens=50, ignore_eos=True)
+        stream = served.generate(prompt, params, request_id=name)
+        reads, wait = draw.choice([0, 1, 5]), draw.choice([0.0, 0.01, 0.2])
+        task = asyncio.ensure_future(anext(stream))
+        await asyncio.sleep(wait)
+        for _ in range(reads):
+            try:
+                await task
+            except StopAsyncIteration:
+                break
+            task = asyncio.ensure_future(anext(stream))
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await stream.aclose()
+
+    async def main() -> RequestOutput:
+        await asyncio.gather(*(abandon(str(index)) for index in range(300)))
+        params = SamplingParams(temperature=0.0, max_tokens=8)
+        return await collect(served, params, request_id="after")
+
+    after = asyncio.run(main())
+    assert served.is_healthy
+    served.stop()
+    assert not llm.engine.has_work
+    llm.engine.scheduler.check()
+    assert llm.engine.scheduler.pool.num_free == before
+    assert llm.engine.num_live == 0
+    params = SamplingParams(temperature=0.0, max_tokens=8)
+    assert (
+        after.outputs[0].text == llm.generate([PROMPT], params, use_tqdm=False)[0].outputs[0].text
+    )
+
+
+def test_invalid_request_raises_at_once(served: AsyncEngine) -> None:
+    with pytest.raises(InvalidRequest, match="out of vocabulary"):
+        asyncio.run(anext(served.generate([10**9], SamplingParams(), request_id="a")))
+
+
+def test_failed_step_is_told_and_the_engine_is_unhealthy(make_llm, monkeypatch) -> None:
+    engine = AsyncEngine(make_llm().engine)
+    engine.start()
+    monkeypatch.setattr(engine.engine, "step", lambda: 1 / 0)
+
+    output = asyncio.run(_last_error(engine, "a"))
+    later = asyncio.run(_last_error(engine, "b"))
+
+    assert output == later == "the engine failed: ZeroDivisionError"
+    assert not engine.is_healthy
+    engine.stop()
+
+
+async def _last_error(engine: AsyncEngine, request_id: str) -> str | None:
+    async for delta in engine.generate(PROMPT, SamplingParams(), request_id=request_id):
+        return delta.error
+    return None
+
+
+def test_drain_ends_what_does_not_end_in_time(served: AsyncEngine) -> None:
+    async def main() -> list[RequestOutput]:
+        short = SamplingParams(max_tokens=2, ignore_eos=True)
+        endless = SamplingParams(max_tokens=200, ignore_eos=True)
+        tasks = [
+            asyncio.ensure_future(collect(served, params, request_id=name))
+            for name, params in (("short", short), ("endless", endless))
+        ]
+        await asyncio.sleep(0)
+        await served.drain(0.1)
+        return await asyncio.gather(*tasks)
+
+    short, endless = asyncio.run(main())
+    assert short.outputs[0].finish_reason == "length"
+    assert endless.outputs[0].finish_reason in ("abort", "length")
+    assert served.is_draining
