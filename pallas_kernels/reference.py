@@ -193,7 +193,7 @@ def _attend_group(q: Array, view: _View, rule: _Rule, seq: Array, query_pos: Arr
     lanes, _, rows, head_dim = folded.shape
     reach = _reach(query_pos, rule.window)
 
-    def add(tile: Array, sums: _Sums) -> _Sums:
+    def add(tile: Array | int, sums: _Sums) -> _Sums:
         context_pos = tile * TILE_KV + jnp.arange(TILE_KV, dtype=jnp.int32)
         slots = _slots(view, seq, context_pos, reach)
         k, v = _read(view.k_pool, slots), _read(view.v_pool, slots)

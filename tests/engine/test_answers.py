@@ -40,8 +40,8 @@ def test_logprobs_equal_the_oracle(llm: LLM) -> None:
     assert len(choice.logprobs) == 16
     for at, (token, entries) in enumerate(zip(choice.token_ids, choice.logprobs, strict=True)):
         row = table[len(PROMPT) - 1 + at]
-        assert next(iter(entries)) == token and len(entries) == 3
-        assert list(entries) == np.argsort(-row)[:3].tolist()
+        likeliest = np.argsort(-row)[:3].tolist()
+        assert list(entries) == list(dict.fromkeys([token, *likeliest]))
         for other, entry in entries.items():
             assert entry.logprob == pytest.approx(row[other], abs=1e-4)
     assert choice.cumulative_logprob == pytest.approx(
@@ -144,7 +144,7 @@ def test_context_end_is_exact(llm: LLM) -> None:
         ([5], replace(GREEDY, logprobs=21), "--max-logprobs"),
         ([5], replace(GREEDY, prompt_logprobs=21), "--max-logprobs"),
         ([5], replace(GREEDY, stop_token_ids=[320]), "stop_token_ids"),
-        ([5], replace(GREEDY, logit_bias={320: 1.0}), "vocabulary size 320"),
+        ([5], replace(GREEDY, logit_bias={320: 1.0}), "logit_bias.*vocabulary size"),
         ([5], replace(GREEDY, max_tokens=257), "max_tokens"),
         ([5], replace(GREEDY, n=33), "--max-num-seqs"),
     ],
