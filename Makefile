@@ -4,12 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: serve test lint install clean
+.PHONY: serve test lint install model clean
 
-serve: $(VENV)/.installed
+serve: $(VENV)/.installed model
 	$(BIN)/python -m paged_jax.serve $(ARGS)
 
-test: $(VENV)/.installed-test
+test: $(VENV)/.installed-test model
 	$(BIN)/python -m pytest $(ARGS)
 
 lint: $(VENV)/.installed-dev
@@ -19,6 +19,10 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/lint-imports
 
 install: $(VENV)/.installed
+
+# The default model, fetched once into the user's cache folder.
+model: | $(BIN)/python
+	@$(BIN)/python -m paged_jax.weights.default_model
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and "paged_jax needs Python 3.11 or newer, but $(PYTHON) is %d.%d: choose one with PYTHON=python3.12" % v[:2])'

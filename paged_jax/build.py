@@ -1,10 +1,8 @@
 """From options to a ready engine: find the model, read it, plan the memory, compile."""
 
 import logging
-import os
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import jax
 
@@ -15,6 +13,7 @@ from paged_jax.config import (
     ModelConfig,
     OptionError,
     SchedulerConfig,
+    cache_folder,
 )
 from paged_jax.device.kv_pool import block_bytes, pool_struct
 from paged_jax.engine import Engine
@@ -28,11 +27,6 @@ from paged_jax.weights.source import ModelSource, resolve_model
 logger = logging.getLogger("paged_jax")
 
 DEFAULT_MAX_SEQS = 64
-
-
-def cache_folder() -> Path:
-    """Return the folder of everything kept between runs."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "paged_jax"
 
 
 def build_engine(args: EngineArgs) -> Engine:

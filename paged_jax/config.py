@@ -5,7 +5,9 @@ per `LLM(...)` keyword); `EngineConfig` is what runs, after the model's own limi
 are strings.
 """
 
+import os
 from dataclasses import MISSING, dataclass, field, fields
+from pathlib import Path
 from typing import Any, Literal
 
 
@@ -165,6 +167,11 @@ def option(
 
 
 GIB = 1 << 30
+
+
+def cache_folder() -> Path:
+    """Return the user's folder for what is kept between runs: the default model, programs."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "paged_jax"
 
 
 @dataclass(frozen=True)

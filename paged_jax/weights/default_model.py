@@ -13,7 +13,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from paged_jax.config import ModelError
+from paged_jax.config import ModelError, cache_folder
 
 NAME = "SmolLM2-135M-Instruct"
 OVERRIDE = "PAGED_JAX_DEFAULT_GGUF"
@@ -32,7 +32,7 @@ def default_model_path() -> Path:
     override = os.environ.get(OVERRIDE)
     if override:
         return _checked_override(Path(override).expanduser())
-    cached = _cache_folder() / FILE_NAME
+    cached = cache_folder() / FILE_NAME
     for candidate in (*_installed_copies(), cached):
         if candidate.is_file():
             return candidate
@@ -44,10 +44,6 @@ def _checked_override(path: Path) -> Path:
     if not path.is_file():
         raise ModelError(f"{OVERRIDE} names {path}, which is not a file")
     return path
-
-
-def _cache_folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "paged_jax"
 
 
 def _installed_copies() -> list[Path]:
@@ -109,3 +105,7 @@ def _verify(path: Path) -> None:
         raise ModelError(
             f"the default model's file is damaged: SHA-256 {digest}, expected {SHA256}"
         )
+
+
+if __name__ == "__main__":
+    print(default_model_path())
