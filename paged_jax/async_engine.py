@@ -189,19 +189,17 @@ class AsyncEngine:
     # ---- the stepping thread ----------------------------------------------------------------
 
     def _run(self) -> None:
-        while True:
-            self._empty_inbox()
-            if self._is_stopping:
-                return
+        while not self._is_stopping:
             try:
-                if self._error is None and self.engine.has_work:
+                self._empty_inbox()
+                if self._is_busy and not self._is_stopping:
                     self._dispatch(self.engine.step())
+                self._stats = self.engine.stats()
             except Exception as error:
                 logger.exception("The engine failed")
                 self._error = f"the engine failed: {type(error).__name__}"
                 for request_id in list(self._streams):
                     self._fail(request_id, self._error)
-            self._stats = self.engine.stats()
 
     def _empty_inbox(self) -> None:
         """Carry out what was posted; wait for it when there is nothing else to do."""

@@ -27,6 +27,7 @@ from paged_jax.weights.source import ModelSource, resolve_model
 logger = logging.getLogger("paged_jax")
 
 DEFAULT_MAX_SEQS = 64
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
 
 def build_engine(args: EngineArgs) -> Engine:
@@ -42,7 +43,7 @@ def build_engine(args: EngineArgs) -> Engine:
     source = resolve_model(args.model)
     model = read_config(source, dtype=args.dtype)
     limits = scheduler_config(args, model)
-    tokenizer = load_tokenizer(source)
+    tokenizer = load_tokenizer(source, may_lack=args.load_format == "dummy")
     model = replace(model, vocab_limit=min(model.vocab_size, tokenizer.size))
     params = load_params(source, model, load_format=args.load_format, seed=args.seed)
     jax.block_until_ready(params)
@@ -68,10 +69,12 @@ def build_engine(args: EngineArgs) -> Engine:
     return engine
 
 
-def load_tokenizer(source: ModelSource) -> Tokenizer:
-    """Read the tokenizer beside the weights, or inside them."""
+def load_tokenizer(source: ModelSource, *, may_lack: bool) -> Tokenizer:
+    """Read the tokenizer beside the weights or inside them; bytes where it may and does lack."""
     if source.kind == "gguf":
         return Tokenizer.from_gguf(source.path)
+    if may_lack and not any((source.path / name).exists() for name in TOKENIZER_FILES):
+        return Tokenizer.of_bytes()
     return Tokenizer.from_folder(source.path)
 
 

@@ -5,6 +5,7 @@ Not thread-safe: one thread adds, steps and aborts. One request's fault ends tha
 of the step itself ends the engine, since the donated pool is gone.
 """
 
+import logging
 import time
 from collections import defaultdict
 from collections.abc import Sequence as Seq
@@ -31,6 +32,8 @@ from paged_jax.outputs import ChoiceDelta, RequestDelta
 from paged_jax.programs import CompileCounter, Programs
 from paged_jax.step import BackboneOutput
 from paged_jax.text.tokenizer import Tokenizer
+
+logger = logging.getLogger("paged_jax")
 
 
 class Engine:
@@ -192,11 +195,28 @@ class Engine:
     ) -> list[RequestDelta]:
         """Turn drawn tokens into the requests' deltas."""
         choices: defaultdict[str, list[ChoiceDelta]] = defaultdict(list)
+        failed: list[RequestDelta] = []
         for delta in drawn:
-            answer = self._answers[delta.sequence.request.id]
+            answer = self._answers.get(delta.sequence.request.id)
+            if answer is None:
+                continue  # another choice of the request failed in this step
             answer.note_token(delta.sequence.index, now_s)
-            choices[answer.request.id].append(self._choice(answer, delta, tables))
-        return [self._deliver(self._answers[key], parts) for key, parts in choices.items()]
+            try:
+                choices[answer.request.id].append(self._choice(answer, delta, tables))
+            except Exception as error:
+                logger.exception("Request %s failed", answer.request.id)
+                failed.append(self._fail(answer, type(error).__name__))
+        alive = [
+            (self._answers[key], parts) for key, parts in choices.items() if key in self._answers
+        ]
+        return [self._deliver(answer, parts) for answer, parts in alive] + failed
+
+    def _fail(self, answer: Answer, cause: str) -> RequestDelta:
+        """End one request whose answer cannot be made; the others go on."""
+        self.scheduler.abort(answer.request.id)
+        for index in range(answer.request.n):
+            answer.finish_reasons.setdefault(index, FinishReason.ERROR.value)
+        return self._deliver(answer, [], error=f"the request failed: {cause}")
 
     def _choice(
         self, answer: Answer, delta: TokenDelta, tables: LogprobTables | None
@@ -215,8 +235,10 @@ class Engine:
         finish = None if reason is None else reason.value
         return ChoiceDelta(sequence.index, text, (delta.token,), logprobs, finish, stop_reason)
 
-    def _deliver(self, answer: Answer, choices: list[ChoiceDelta]) -> RequestDelta:
-        delta = answer.delta(choices)
+    def _deliver(
+        self, answer: Answer, choices: list[ChoiceDelta], *, error: str | None = None
+    ) -> RequestDelta:
+        delta = answer.delta(choices, error=error)
         if delta.finished:
             del self._answers[answer.request.id]
             record = answer.record(time.monotonic())

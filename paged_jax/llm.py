@@ -81,6 +81,7 @@ class LLM:
 
         Raises:
             InvalidRequest: names the field; nothing is generated then.
+            RuntimeError: an answer could not be made.
         """
         encoded = [self._encode(prompt) for prompt in _listed(prompts)]
         return self._run(encoded, sampling_params, use_tqdm=use_tqdm)
@@ -171,6 +172,8 @@ class LLM:
         ) as bar:
             while self.engine.has_work:
                 for delta in self.engine.step():
+                    if delta.error is not None:
+                        raise RuntimeError(delta.error)
                     outputs[delta.request_id].absorb(delta)
                     tokens += sum(len(choice.token_ids) for choice in delta.choices)
                     bar.update(delta.finished)

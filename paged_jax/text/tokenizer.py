@@ -12,7 +12,7 @@ from paged_jax.host.request import InvalidRequest
 from paged_jax.text.chat_template import Messages, Tools, render
 from paged_jax.text.gguf_tokenizer import read_gguf
 from paged_jax.text.hf_folder import read_folder
-from paged_jax.text.vocabulary import TokenizerParts, spelling_of
+from paged_jax.text.vocabulary import TokenizerParts, byte_parts, spelling_of
 
 
 class Tokenizer:
@@ -46,6 +46,11 @@ class Tokenizer:
     def from_gguf(cls, path: str | PathLike[str]) -> "Tokenizer":
         """Rebuild the tokenizer of a GGUF file; a ModelError names what is not supported."""
         return cls(read_gguf(Path(path)))
+
+    @classmethod
+    def of_bytes(cls) -> "Tokenizer":
+        """Return a tokenizer whose 256 tokens are the bytes, for models that come without one."""
+        return cls(byte_parts())
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the ids of `text`; the text of special tokens becomes their ids.

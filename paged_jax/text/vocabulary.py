@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 import tokenizers
+from tokenizers import decoders, models, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 
 from paged_jax.config import ModelError
@@ -53,6 +54,14 @@ def byte_alphabet() -> dict[str, int]:
     return {chr(byte): byte for byte in plain} | {
         chr(256 + index): byte for index, byte in enumerate(others)
     }
+
+
+def byte_parts() -> TokenizerParts:
+    """Return a byte-level tokenizer without merges: id = byte."""
+    raw = tokenizers.Tokenizer(models.BPE(byte_alphabet(), []))
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    raw.decoder = decoders.ByteLevel()
+    return TokenizerParts(raw, {}, {})
 
 
 def spelling_of(raw: tokenizers.Tokenizer) -> Spelling:

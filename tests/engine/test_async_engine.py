@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from paged_jax import LLM, AsyncEngine, InvalidRequest, SamplingParams
+from paged_jax.answers import ChoiceText
+from paged_jax.host.request import TokenDelta
 from paged_jax.outputs import CompletionOutput, RequestOutput
 
 PROMPT = [3 + index % 200 for index in range(40)]
@@ -115,18 +117,21 @@ def test_failed_step_is_told_and_the_engine_is_unhealthy(make_llm, monkeypatch) 
     engine.start()
     monkeypatch.setattr(engine.engine, "step", lambda: 1 / 0)
 
-    output = asyncio.run(_last_error(engine, "a"))
-    later = asyncio.run(_last_error(engine, "b"))
+    output = asyncio.run(last_error(engine, "a"))
+    later = asyncio.run(last_error(engine, "b"))
 
     assert output == later == "the engine failed: ZeroDivisionError"
     assert not engine.is_healthy
     engine.stop()
 
 
-async def _last_error(engine: AsyncEngine, request_id: str) -> str | None:
-    async for delta in engine.generate(PROMPT, SamplingParams(), request_id=request_id):
-        return delta.error
-    return None
+async def last_error(
+    engine: AsyncEngine, request_id: str, params: SamplingParams | None = None
+) -> str | None:
+    error = None
+    async for delta in engine.generate(PROMPT, params or SamplingParams(), request_id=request_id):
+        error = delta.error
+    return error
 
 
 def test_drain_ends_what_does_not_end_in_time(served: AsyncEngine) -> None:
@@ -145,3 +150,28 @@ def test_drain_ends_what_does_not_end_in_time(served: AsyncEngine) -> None:
     assert short.outputs[0].finish_reason == "length"
     assert endless.outputs[0].finish_reason in ("abort", "length")
     assert served.is_draining
+
+
+def test_request_that_fails_does_not_touch_another(served: AsyncEngine, monkeypatch) -> None:
+    absorb = ChoiceText.absorb
+
+    def fail_on_seven(self: ChoiceText, delta: TokenDelta) -> tuple[str, str | None]:
+        if delta.sequence.request.sampling.max_tokens == 7 and len(delta.sequence.output) == 3:
+            raise KeyError("broken")
+        return absorb(self, delta)
+
+    async def main() -> tuple[str | None, RequestOutput]:
+        bad = SamplingParams(n=2, max_tokens=7, ignore_eos=True)
+        good = SamplingParams(temperature=0.0, max_tokens=10, ignore_eos=True)
+        return await asyncio.gather(
+            last_error(served, "bad", bad), collect(served, good, request_id="good")
+        )
+
+    alone = asyncio.run(main())[1]
+    monkeypatch.setattr(ChoiceText, "absorb", fail_on_seven)
+    error, good = asyncio.run(main())
+
+    assert error == "the request failed: KeyError"
+    assert good.outputs[0].token_ids == alone.outputs[0].token_ids and good.finished
+    assert served.is_healthy and served.engine.num_live == 0
+    served.engine.scheduler.check()
