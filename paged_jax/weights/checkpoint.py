@@ -58,7 +58,12 @@ def fill_params(checkpoint: Checkpoint, config: ModelConfig, *, progress: bool) 
     leaves, tree = jax.tree_util.tree_flatten_with_path(abstract_params(config))
     names = [checkpoint.name_of(*_field(path)) for path, _ in leaves]
     _check_names(checkpoint, names)
-    bar = tqdm(zip(names, leaves, strict=True), "Loading weights", len(names), disable=not progress)
+    bar = tqdm(
+        zip(names, leaves, strict=True),
+        "Loading weights",
+        len(names),
+        disable=None if progress else True,
+    )
     return jax.tree.unflatten(tree, [_load(checkpoint, name, leaf) for name, (_, leaf) in bar])
 
 
