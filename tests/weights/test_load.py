@@ -1,6 +1,7 @@
 """Configuration, sampling defaults and whole models from a source."""
 
 import json
+import sys
 from pathlib import Path
 
 import jax
@@ -85,8 +86,11 @@ def test_dummy_weights_need_only_the_description(tmp_path):
     assert one.embed.shape == (320, 64) and not np.array_equal(one.embed, two.embed)
 
 
-def test_progress_is_shown_only_if_wanted(tmp_path, capsys):
+def test_progress_is_shown_only_if_wanted_and_on_a_terminal(tmp_path, capsys, monkeypatch):
     source = source_of(make_tiny_folder(tmp_path))
+    load_params(source, tiny_model_config())
+    assert not capsys.readouterr().err
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     load_params(source, tiny_model_config(), progress=False)
     assert not capsys.readouterr().err
     load_params(source, tiny_model_config())
