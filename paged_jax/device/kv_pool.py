@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, UInt16
 
 from paged_jax.config import CacheConfig, ModelConfig
+from paged_jax.device import platform
 from paged_jax.pytree import pytree
 
 LayerPool = (
@@ -44,7 +45,7 @@ def storage_dtype(dtype: str) -> np.dtype:
     On a CPU bfloat16 is kept as its 16 bits: XLA's CPU scatter would otherwise convert the whole
     pool to float32 and back at every write (measured: 41 ms against 0.03 ms a step).
     """
-    if dtype == "bfloat16" and jax.default_backend() == "cpu":
+    if dtype == "bfloat16" and platform.target() == "cpu":
         return np.dtype(np.uint16)
     return np.dtype(jnp.dtype(dtype))
 

@@ -11,6 +11,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from paged_jax.device import platform
 from paged_jax.device.sampling_rows import SamplingRows
 from paged_jax.pytree import pytree
 
@@ -55,7 +56,7 @@ def sample(
     """
     num_rows = logits.shape[0]
     step = lambda args: _sample_tile(args[0], args[1], max_logprobs, vocab_limit)  # noqa: E731
-    if num_rows <= ROW_TILE or num_rows % ROW_TILE or jax.default_backend() != "cpu":
+    if num_rows <= ROW_TILE or num_rows % ROW_TILE or platform.target() != "cpu":
         return step((logits, rows))
     split = lambda leaf: leaf.reshape(-1, ROW_TILE, *leaf.shape[1:])  # noqa: E731
     out = lax.map(step, jax.tree.map(split, (logits, rows)))
