@@ -1,1 +1,1 @@
-"""Attention over a paged KV pool: `reference` in plain jnp, and the shapes it is tested on."""
+"""Kernels of the engine and their definitions in plain jnp; `README.md` says what each one does."""

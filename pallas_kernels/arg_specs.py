@@ -63,8 +63,31 @@ DECODE = AttentionSpec("decode", (1, 1, 1, 1), (1, 130, 17, 256), num_tokens=8, 
 MIXED = AttentionSpec(
     "mixed", (1, 37, 1, 16, 2), (40, 165, 129, 16, 300), num_tokens=64, num_seqs=8
 )
+# Lengths around every border of blocks of 5 and 16 and of context tiles of 16, 64 and 128.
+BORDER_LENS = (1, 4, 5, 6, 15, 16, 17, 63, 64, 65, 127, 128, 129, 160, 191, 193)
+DECODE_BORDERS = AttentionSpec(
+    "decode borders",
+    (1,) * 16,
+    BORDER_LENS,
+    16,
+    16,
+    q_heads=3,
+    kv_heads=1,
+    block_size=5,
+    max_blocks=40,
+)
+# Query tiles hold 21 tokens of 3 heads.
+PREFILL_BORDERS = replace(
+    DECODE_BORDERS,
+    name="prefill borders",
+    query_lens=(1, 4, 5, 1, 15, 1, 17, 20, 21, 22, 41, 42, 43, 63, 64, 65),
+    num_tokens=448,
+    block_size=16,
+)
 ATTENTION_SPECS = (
     DECODE,
+    DECODE_BORDERS,
+    PREFILL_BORDERS,
     AttentionSpec("decode one", (1,), (200,), num_tokens=1, num_seqs=1),
     AttentionSpec("prefill", (48,), (48,), num_tokens=64, num_seqs=4),
     AttentionSpec("prefill chunk", (64,), (260,), num_tokens=64, num_seqs=1),
@@ -76,10 +99,15 @@ ATTENTION_SPECS = (
     replace(MIXED, name="mixed group 7", q_heads=14, kv_heads=2),
     replace(MIXED, name="mixed head 80", q_heads=4, kv_heads=2, head_dim=80),
     replace(MIXED, name="mixed head 128", q_heads=4, kv_heads=1, head_dim=128),
+    replace(MIXED, name="mixed group 8", q_heads=16, kv_heads=2),
+    replace(MIXED, name="mixed head 96", q_heads=4, kv_heads=2, head_dim=96),
+    replace(MIXED, name="mixed head 256", q_heads=4, kv_heads=1, head_dim=256),
+    replace(MIXED, name="mixed blocks of 256", block_size=256, max_blocks=2),
     replace(MIXED, name="mixed blocks of 1", block_size=1, max_blocks=310),
     replace(MIXED, name="mixed blocks of 8", block_size=8, max_blocks=40),
     replace(MIXED, name="mixed blocks of 64", block_size=64, max_blocks=5),
     replace(DECODE, name="decode window", window=20),
+    replace(DECODE, name="decode softcap in a window", window=100, softcap=2.0),
     replace(MIXED, name="mixed window 1", window=1),
     replace(MIXED, name="mixed window 130", window=130),
     replace(MIXED, name="mixed softcap", softcap=2.0),

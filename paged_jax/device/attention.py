@@ -1,15 +1,18 @@
 """Attention over the KV pool: the one place that knows which implementations there are."""
 
+import functools
+import logging
 from typing import Literal
 
+import jax
 from jaxtyping import Array, Float, Int
 
 from paged_jax.device.kv_pool import LayerPool
 from pallas_kernels import reference
 
-AttentionBackend = Literal["xla"]
+AttentionBackend = Literal["auto", "xla", "triton"]
 
-_BACKENDS = {"xla": reference}
+logger = logging.getLogger("paged_jax")
 
 
 def paged_attention(  # noqa: PLR0913
@@ -23,19 +26,28 @@ def paged_attention(  # noqa: PLR0913
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
-    backend: AttentionBackend = "xla",
+    backend: AttentionBackend = "auto",
 ) -> Float[Array, "tokens q_heads head_dim"]:
     """Attend from the packed queries of a step to their sequences' contexts, after `write_kv`.
 
     Args:
         window: a query sees this many tokens back, itself included; None sees all.
         softcap: scores become tanh(score / softcap) * softcap.
+        backend: "triton" runs on NVIDIA GPUs, and shapes that it does not take run on "xla";
+            "auto" picks "triton" where there is such a GPU.
     Returns:
         zeros for padding tokens.
     """
-    attend = _BACKENDS[backend].paged_attention
+    arrays = (q, k_pool, v_pool, block_tables, query_starts, kv_lens)
     rule = {"scale": scale, "window": window, "softcap": softcap}
-    return attend(q, k_pool, v_pool, block_tables, query_starts, kv_lens, **rule)
+    if (_pick() if backend == "auto" else backend) == "triton":
+        from pallas_kernels import triton  # here: nobody else needs Pallas, which is slow to load
+
+        try:
+            return triton.paged_attention(*arrays, **rule)
+        except NotImplementedError as limit:
+            _say_once(logging.WARNING, f"{limit}; such steps run on the attention back end xla")
+    return reference.paged_attention(*arrays, **rule)
 
 
 def write_kv(
@@ -44,8 +56,22 @@ def write_kv(
     k: Float[Array, "tokens kv_heads head_dim"],
     v: Float[Array, "tokens kv_heads head_dim"],
     slots: Int[Array, " tokens"],
-    *,
-    backend: AttentionBackend = "xla",
 ) -> tuple[LayerPool, LayerPool]:
     """Write each token's key and value to its slot; in place where the pools are donated."""
-    return _BACKENDS[backend].write_kv(k_pool, v_pool, k, v, slots)
+    return reference.write_kv(k_pool, v_pool, k, v, slots)
+
+
+def _pick() -> AttentionBackend:
+    """The back end for the device that is traced for: the mesh's where there is one, as in
+    `platform.target`.
+    """
+    device = jax.sharding.get_abstract_mesh().abstract_device or jax.local_devices()[0]
+    kind = device.device_kind
+    picked = "triton" if "NVIDIA" in kind else "xla"
+    _say_once(logging.INFO, f"attention runs on the back end {picked}, as the device is {kind}")
+    return picked
+
+
+@functools.cache
+def _say_once(level: int, message: str) -> None:
+    logger.log(level, message)

@@ -1,10 +1,14 @@
 """The engine's door to attention: what was written at slots is what queries read through tables."""
 
+import logging
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from paged_jax.device import attention
 from paged_jax.device.attention import paged_attention, write_kv
 
 
@@ -35,6 +39,41 @@ def test_queries_read_back_what_was_written(rng, dtype):
 
 
 def test_an_unknown_back_end_is_an_error():
-    empty = jnp.zeros((0, 2, 8), jnp.float32)
     with pytest.raises(Exception, match="backend"):
-        write_kv(*make_pools("float32"), empty, empty, jnp.zeros(0, jnp.int32), backend="imaginary")
+        attend_to_nothing(backend="imaginary")
+
+
+def attend_to_nothing(head_dim: int = 8, backend: str = "auto") -> jax.Array:
+    """One step of two padding tokens."""
+    pool = jnp.zeros((3, 4, 2, head_dim), jnp.float32)
+    q, ints = jnp.ones((2, 4, head_dim), jnp.float32), jnp.zeros(4, jnp.int32)
+    args = (q, pool, pool, ints.reshape(2, 2), ints[:3], ints[:2])
+    return paged_attention(*args, scale=1.0, backend=backend)
+
+
+@pytest.fixture
+def log(caplog):
+    """What is logged, starting from a process that has said nothing yet."""
+    attention._say_once.cache_clear()
+    caplog.set_level(logging.INFO, logger="paged_jax")
+    yield caplog
+    attention._say_once.cache_clear()
+
+
+@pytest.mark.parametrize(("kind", "picked"), [("NVIDIA H200", "triton"), ("cpu", "xla")])
+def test_auto_picks_triton_on_nvidia_gpus_and_says_so_once(monkeypatch, log, kind, picked):
+    monkeypatch.setattr(jax, "local_devices", lambda: [SimpleNamespace(device_kind=kind)])
+    for _ in range(2):
+        jaxpr = str(jax.make_jaxpr(lambda: attend_to_nothing())())  # traced anew
+        assert ("pallas_call" in jaxpr) == (picked == "triton")
+    said = f"attention runs on the back end {picked}, as the device is {kind}"
+    assert [r.message for r in log.records] == [said]
+
+
+def test_a_shape_the_kernel_does_not_take_runs_on_xla_and_says_so_once(log):
+    for _ in range(2):
+        assert not attend_to_nothing(head_dim=512, backend="triton").any()
+    (record,) = log.records
+    assert "head_dim 512 is above 256; such steps run on the attention back end xla" in (
+        record.message
+    )

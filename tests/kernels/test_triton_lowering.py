@@ -1,0 +1,70 @@
+"""Every Triton kernel and shape lowers for an NVIDIA GPU on a machine that has none."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from pallas_kernels import triton
+
+pytestmark = pytest.mark.skipif(
+    jax.__version_info__ >= (0, 11),
+    reason="from JAX 0.11 on, lowering for a GPU needs the CUDA plug-in to describe one: "
+    "the compile check of tests/gpu_compile does it there",
+)
+
+
+def lower(
+    tokens: int,
+    *,
+    group: int = 4,
+    head_dim: int = 128,
+    block_size: int = 16,
+    dtype: str = "bfloat16",
+    pool_dtype: str | None = None,
+    **rule,
+) -> str:
+    """Lower one call for 8 sequences of up to 4,096 tokens and 2 KV heads."""
+    pool = jax.ShapeDtypeStruct((64, block_size, 2, head_dim), pool_dtype or dtype)
+    ints = ((8, 4096 // block_size), (9,), (8,))
+    arrays = [jax.ShapeDtypeStruct((tokens, 2 * group, head_dim), dtype), pool, pool]
+    arrays += [jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ints]
+    if pool.dtype.itemsize == 1:
+        rule |= dict.fromkeys(("k_scales", "v_scales"), jnp.ones(pool.shape[:3], jnp.float32))
+    attend = jax.jit(functools.partial(triton.paged_attention, scale=0.1, **rule))
+    return attend.trace(*arrays).lower(lowering_platforms=("cuda",)).as_text()
+
+
+KERNELS = pytest.mark.parametrize(("tokens", "name"), [(8, "paged_decode"), (64, "paged_prefill")])
+
+
+@KERNELS
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("head_dim", [8, 64, 80, 96, 128, 256])
+def test_every_head_and_type_lowers(tokens, name, dtype, head_dim):
+    assert name in lower(tokens, dtype=dtype, head_dim=head_dim)
+
+
+@KERNELS
+@pytest.mark.parametrize("pool_dtype", ["int8", "float8_e4m3fn"])
+@pytest.mark.parametrize("head_dim", [80, 128, 256])
+def test_every_pool_of_one_byte_values_lowers(tokens, name, pool_dtype, head_dim):
+    assert name in lower(tokens, pool_dtype=pool_dtype, head_dim=head_dim)
+
+
+@KERNELS
+@pytest.mark.parametrize("group", [1, 3, 5, 7, 8, 32])
+def test_every_group_lowers(tokens, name, group):
+    assert name in lower(tokens, group=group)
+
+
+@KERNELS
+@pytest.mark.parametrize("block_size", [1, 5, 32, 256])
+def test_float16_in_every_block_size_lowers_in_a_window_with_a_cap(tokens, name, block_size):
+    assert name in lower(tokens, dtype="float16", block_size=block_size, window=100, softcap=30.0)
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 16, 512, 4096])
+def test_every_number_of_tokens_lowers(tokens):
+    assert "paged_" in lower(tokens)
