@@ -41,7 +41,7 @@ def build_engine(args: EngineArgs) -> Engine:
     use_compilation_cache(cache_folder() / "xla")
     start = time.monotonic()
     source = resolve_model(args.model)
-    model = read_config(source, dtype=args.dtype)
+    model = read_config(source, dtype=args.dtype, quantization=args.quantization)
     limits = scheduler_config(args, model)
     tokenizer = load_tokenizer(source, may_lack=args.load_format == "dummy")
     model = replace(model, vocab_limit=min(model.vocab_size, tokenizer.size))

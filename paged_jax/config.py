@@ -46,6 +46,24 @@ class RopeScaling:
 
 
 @dataclass(frozen=True)
+class Quantisation:
+    """How the layers' matrices are packed; embedding, head, norms and biases stay floats.
+
+    Attributes:
+        method: "gptq" and "awq" are read from checkpoints; "int8" is made at load.
+        group_size: inputs that share a scale; None: all of them.
+        zero_shift: by how much zero points are stored too low (GPTQ's first format: 1).
+        needs_order: the checkpoint must say which group each input is in (GPTQ's `desc_act`).
+    """
+
+    method: Literal["awq", "gptq", "int8"]
+    bits: int = 8
+    group_size: int | None = None
+    zero_shift: int = 0
+    needs_order: bool = False
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """The shape of a decoder-only transformer; hashable, so that it can be a static argument of a
     jitted function.
@@ -64,6 +82,7 @@ class ModelConfig:
         vocab_limit: ids at or above this are never sampled (padding rows of the embedding); None =
             vocab_size.
         eos_token_ids: ids that end generation unless `ignore_eos`.
+        quantisation: how the layers' matrices are packed; None is not at all.
     """
 
     family: str
@@ -88,6 +107,7 @@ class ModelConfig:
     vocab_limit: int | None = None
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
+    quantisation: Quantisation | None = None
 
     @property
     def context_limit(self) -> int:
@@ -188,6 +208,11 @@ class EngineArgs:
         "auto",
         "weights, activations, KV pool; auto: float32 on a CPU, elsewhere the checkpoint's own",
         choices=("auto", "float32", "bfloat16", "float16", "half", "float"),
+    )
+    quantization: str | None = option(
+        None,
+        "awq or gptq: what the checkpoint is; int8: quantise floats at load (default: its own)",
+        choices=("awq", "gptq", "int8"),
     )
     max_model_len: int | None = option(
         None, "longest prompt plus answer, in tokens (default: the model's)", low=1, high=10_000_000

@@ -172,10 +172,6 @@ def _refuse_unsupported(about: Description) -> None:
     """Raise ModelError for keys that would change the computation."""
     if about.text("hidden_act", "silu") != "silu":
         raise about.error("hidden_act", "silu")
-    if about.facts.get("quantization_config") is not None:
-        raise about.error(
-            "quantization_config", "absent (quantised weights are read from GGUF files)"
-        )
     if about.number("partial_rotary_factor", 1.0) != 1.0:
         raise about.error("partial_rotary_factor", "1")
 

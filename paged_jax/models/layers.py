@@ -5,6 +5,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from paged_jax.models.params import LayerParams
+from paged_jax.models.quantised import QuantisedMatrix, multiply
 
 
 def rms_norm(
@@ -19,11 +20,14 @@ def rms_norm(
 
 def linear(
     x: Float[Array, "rows inner"],
-    weight: Float[Array, "inner outer"],
+    weight: Float[Array, "inner outer"] | QuantisedMatrix,
     bias: Float[Array, " outer"] | None = None,
 ) -> Float[Array, "rows outer"]:
     """Multiply by a matrix kept as [in, out] and add the bias, if any."""
-    out = jnp.matmul(x, weight, precision=matmul_precision(x))
+    if isinstance(weight, QuantisedMatrix):
+        out = multiply(x, weight)
+    else:
+        out = jnp.matmul(x, weight, precision=matmul_precision(x))
     return out if bias is None else out + bias[None, :]
 
 

@@ -7,6 +7,7 @@ import jax
 from jaxtyping import Array, Float
 
 from paged_jax.config import ModelConfig
+from paged_jax.models.quantised import QuantisedMatrix
 from paged_jax.pytree import pytree
 
 
@@ -23,14 +24,14 @@ class LayerParams:
     """
 
     attn_norm: Float[Array, " embed"]
-    w_q: Float[Array, "embed q_heads*head_dim"]
-    w_k: Float[Array, "embed kv_heads*head_dim"]
-    w_v: Float[Array, "embed kv_heads*head_dim"]
-    w_o: Float[Array, "q_heads*head_dim embed"]
+    w_q: Float[Array, "embed q_heads*head_dim"] | QuantisedMatrix
+    w_k: Float[Array, "embed kv_heads*head_dim"] | QuantisedMatrix
+    w_v: Float[Array, "embed kv_heads*head_dim"] | QuantisedMatrix
+    w_o: Float[Array, "q_heads*head_dim embed"] | QuantisedMatrix
     mlp_norm: Float[Array, " embed"]
-    w_gate: Float[Array, "embed mlp"]
-    w_up: Float[Array, "embed mlp"]
-    w_down: Float[Array, "mlp embed"]
+    w_gate: Float[Array, "embed mlp"] | QuantisedMatrix
+    w_up: Float[Array, "embed mlp"] | QuantisedMatrix
+    w_down: Float[Array, "mlp embed"] | QuantisedMatrix
     b_q: Float[Array, " q_heads*head_dim"] | None = None
     b_k: Float[Array, " kv_heads*head_dim"] | None = None
     b_v: Float[Array, " kv_heads*head_dim"] | None = None

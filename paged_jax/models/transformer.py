@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from paged_jax.config import ModelConfig
+from paged_jax.device import platform
 from paged_jax.device.attention import paged_attention, write_kv
 from paged_jax.device.kv_pool import KVPool, LayerPool
 from paged_jax.device.step_batch import StepBatch
@@ -71,7 +72,7 @@ def layer(
 def logits(params: ModelParams, hidden: Float[Array, "rows embed"]) -> Float[Array, "rows vocab"]:
     """Project to the vocabulary in float32."""
     weight, axis = (params.embed, 1) if params.unembed is None else (params.unembed, 0)
-    if jax.default_backend() == "cpu":  # there a product cannot be wider than its factors
+    if platform.target() == "cpu":  # there a product cannot be wider than its factors
         hidden, weight = hidden.astype(jnp.float32), weight.astype(jnp.float32)
     return jax.lax.dot_general(
         hidden,

@@ -1,21 +1,12 @@
-"""What the loader asks of a file format, and how one stored tensor becomes one parameter.
+"""What the loader asks of a file format, and the checks of every tensor that is read."""
 
-Formats keep matrices as [out, in]; the engine keeps them as [in, out].
-"""
-
-import logging
 from collections.abc import Collection
 from typing import Protocol
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from tqdm import tqdm
 
-from paged_jax.config import ModelConfig, ModelError
-from paged_jax.models.params import ModelParams, abstract_params
-
-logger = logging.getLogger("paged_jax")
+from paged_jax.config import ModelError
 
 EXPONENT_BITS = {"float32": 0x7F80_0000, "bfloat16": 0x7F80, "float16": 0x7C00}
 
@@ -49,55 +40,36 @@ class Checkpoint(Protocol):
         ...
 
 
-def fill_params(checkpoint: Checkpoint, config: ModelConfig, *, progress: bool) -> ModelParams:
-    """Read every parameter of `config` and place it on the device.
+def read_floats(
+    checkpoint: Checkpoint, name: str, shape: tuple[int, ...], dtype: str | None = None
+) -> np.ndarray:
+    """Return a tensor of the checkpoint's own `shape`.
 
+    Args:
+        dtype: to convert to; None keeps the stored one.
     Raises:
-        ModelError: a tensor is missing, of another shape or type, or not finite.
+        ModelError: it has another shape or type, or a value that is not finite.
     """
-    leaves, tree = jax.tree_util.tree_flatten_with_path(abstract_params(config))
-    names = [checkpoint.name_of(*_field(path)) for path, _ in leaves]
-    _check_names(checkpoint, names)
-    bar = tqdm(
-        zip(names, leaves, strict=True),
-        "Loading weights",
-        len(names),
-        disable=None if progress else True,
-    )
-    return jax.tree.unflatten(tree, [_load(checkpoint, name, leaf) for name, (_, leaf) in bar])
-
-
-def _field(path: tuple) -> tuple[str, int | None]:
-    """The name of the field a tree path leads to, and its layer."""
-    return path[-1].name, path[1].idx if len(path) > 1 else None
-
-
-def _check_names(checkpoint: Checkpoint, wanted: list[str]) -> None:
-    """Refuse what is missing; mention what is left over."""
-    for name in wanted:
-        if name not in checkpoint.names:
-            raise ModelError(f"{checkpoint.where(name)}: tensor {name} is missing")
-    extra = sorted(set(checkpoint.names) - set(wanted))
-    extra = [name for name in extra if not checkpoint.is_harmless(name)]
-    if extra:
-        shown = ", ".join(extra[:5]) + (", ..." if len(extra) > 5 else "")
-        logger.warning(
-            "%s: %d tensors are not used: %s", checkpoint.where(extra[0]), len(extra), shown
-        )
-
-
-def _load(checkpoint: Checkpoint, name: str, leaf: jax.ShapeDtypeStruct) -> jax.Array:
-    is_matrix = len(leaf.shape) == 2 and name != checkpoint.name_of("embed", None)
-    expected = leaf.shape[::-1] if is_matrix else leaf.shape
-    actual = checkpoint.shape(name)
-    what = f"{checkpoint.where(name)}: tensor {name}"
-    if actual != expected:
-        raise ModelError(f"{what} has shape {list(actual)}, expected {list(expected)}")
+    check_shape(checkpoint, name, shape)
+    array = checkpoint.read(name)
     with np.errstate(all="ignore"):  # what does not fit becomes infinite, and is refused below
-        array = checkpoint.read(name).astype(jnp.dtype(leaf.dtype), copy=False)
+        array = array.astype(jnp.dtype(dtype or array.dtype), copy=False)
     if not _is_finite(array):
-        raise ModelError(f"{what} holds NaN, infinity, or a value beyond {leaf.dtype}")
-    return jax.device_put(array.T if is_matrix else array)
+        raise ModelError(
+            f"{checkpoint.where(name)}: tensor {name} holds NaN, infinity, or a value beyond "
+            f"{array.dtype}"
+        )
+    return array
+
+
+def check_shape(checkpoint: Checkpoint, name: str, expected: tuple[int, ...]) -> None:
+    """Raise ModelError if a tensor has another shape."""
+    actual = checkpoint.shape(name)
+    if actual != expected:
+        raise ModelError(
+            f"{checkpoint.where(name)}: tensor {name} has shape {list(actual)}, "
+            f"expected {list(expected)}"
+        )
 
 
 def _is_finite(array: np.ndarray) -> bool:

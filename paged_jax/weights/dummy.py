@@ -4,22 +4,38 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paged_jax.config import ModelConfig
+from paged_jax.config import ModelConfig, Quantisation
 from paged_jax.models.params import ModelParams, abstract_params
+from paged_jax.models.quantised import QuantisedMatrix
+from paged_jax.weights.int8 import quantise
+from paged_jax.weights.packing import group_len
 
 EMBED_STD = 0.02
 
 
 def dummy_params(config: ModelConfig, seed: int) -> ModelParams:
-    """Return parameters that depend on `config` and `seed` alone; norms are ones."""
+    """Return parameters that depend on `config` and `seed` alone; norms are ones.
+
+    Raises:
+        ModelError: the matrices cannot be packed as the configuration says.
+    """
     rng = np.random.default_rng(seed)
     leaves, tree = jax.tree_util.tree_flatten_with_path(abstract_params(config))
-    return jax.tree.unflatten(tree, [_leaf(rng, path[-1].name, leaf) for path, leaf in leaves])
+    values = [_leaf(rng, path[-1].name, leaf, config.quantisation) for path, leaf in leaves]
+    return jax.tree.unflatten(tree, values)
 
 
-def _leaf(rng: np.random.Generator, name: str, leaf: jax.ShapeDtypeStruct) -> jax.Array:
+def _leaf(
+    rng: np.random.Generator,
+    name: str,
+    leaf: jax.ShapeDtypeStruct,
+    scheme: Quantisation | None,
+) -> jax.Array | QuantisedMatrix:
     if name.endswith("norm"):
         return jnp.ones(leaf.shape, leaf.dtype)
     std = leaf.shape[0] ** -0.5 if name.startswith("w_") or name == "unembed" else EMBED_STD
     values = rng.standard_normal(leaf.shape, dtype=np.float32) * np.float32(std)
+    if scheme is not None and name.startswith("w_"):
+        size = group_len(leaf.shape[0], scheme.group_size, bits=scheme.bits, what=name)
+        return quantise(values, bits=scheme.bits, group_size=size)
     return jax.device_put(values.astype(jnp.dtype(leaf.dtype)))

@@ -1,21 +1,24 @@
 """A model from its source: configuration (cheap), parameters, and its own sampling defaults."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import jax
 
-from paged_jax.config import ModelConfig, ModelError
+from paged_jax.config import ModelConfig, ModelError, OptionError, Quantisation
 from paged_jax.host.request import InvalidRequest, SamplingParams
-from paged_jax.models.families import config_from_hf
+from paged_jax.models.families import Description, config_from_hf
 from paged_jax.models.params import ModelParams
-from paged_jax.weights.checkpoint import fill_params
+from paged_jax.models.quantisation import quantisation_from_hf
 from paged_jax.weights.dummy import dummy_params
+from paged_jax.weights.fill import fill_params
 from paged_jax.weights.gguf_reader import GGUFFile, gguf_config, read_gguf
+from paged_jax.weights.matrices import Int8Matrices, PackedMatrices, PlainMatrices
 from paged_jax.weights.safetensors_reader import SafetensorsFolder
 from paged_jax.weights.source import ModelSource
 
+OLD_GPTQ = "quantize_config.json"
 SHORT_DTYPES = {"half": "float16", "float": "float32"}
 SAMPLING_KEYS = {
     "temperature": "temperature",
@@ -41,29 +44,38 @@ def load_model(
     source: ModelSource,
     *,
     dtype: str = "auto",
+    quantization: str | None = None,
     load_format: str = "auto",
     seed: int = 0,
     progress: bool = True,
 ) -> LoadedModel:
     """Read all of a source; the arguments are those of `read_config` and `load_params`."""
-    config = read_config(source, dtype=dtype)
+    config = read_config(source, dtype=dtype, quantization=quantization)
     params = load_params(source, config, load_format=load_format, seed=seed, progress=progress)
     return LoadedModel(config, params, default_sampling(source), source.name)
 
 
-def read_config(source: ModelSource, *, dtype: str = "auto") -> ModelConfig:
+def read_config(
+    source: ModelSource, *, dtype: str = "auto", quantization: str | None = None
+) -> ModelConfig:
     """Read a model's shape, before and without its weights.
 
     Args:
         dtype: "auto" is float32 on a CPU and the checkpoint's own elsewhere (bfloat16 for GGUF).
+        quantization: "awq" or "gptq" is what the checkpoint must be; "int8" quantises floats.
     Raises:
         ModelError: the description is missing, malformed, or of a model that is not supported.
+        OptionError: `quantization` contradicts the checkpoint.
     """
     wanted = _resolve_dtype(dtype)
     if source.kind == "gguf":
-        return gguf_config(source.path, read_gguf(source.path), dtype=wanted)
+        config = gguf_config(source.path, read_gguf(source.path), dtype=wanted)
+        return replace(config, quantisation=_quantisation(source, quantization, None))
     path = source.path / "config.json"
-    return config_from_hf(_read_json(path), _generation(source), where=str(path), dtype=wanted)
+    facts = _read_json(path)
+    config = config_from_hf(facts, _generation(source), where=str(path), dtype=wanted)
+    stored = _stored_quantisation(source, Description(facts, str(path)))
+    return replace(config, quantisation=_quantisation(source, quantization, stored))
 
 
 def load_params(
@@ -83,11 +95,18 @@ def load_params(
     """
     if load_format == "dummy":
         return dummy_params(config, seed)
+    scheme = config.quantisation
     if source.kind == "gguf":
         checkpoint = GGUFFile(source.path, read_gguf(source.path), config)
     else:
         checkpoint = SafetensorsFolder(source.path, is_tied=config.tie_embeddings)
-    return fill_params(checkpoint, config, progress=progress)
+        if scheme is not None and scheme.method != "int8":
+            packed = PackedMatrices(checkpoint, config.dtype, scheme)
+            return fill_params(checkpoint, config, packed, progress=progress)
+    matrices = (
+        PlainMatrices(checkpoint, config.dtype) if scheme is None else Int8Matrices(checkpoint)
+    )
+    return fill_params(checkpoint, config, matrices, progress=progress)
 
 
 def default_sampling(source: ModelSource) -> dict[str, object]:
@@ -105,6 +124,31 @@ def default_sampling(source: ModelSource) -> dict[str, object]:
     except InvalidRequest as error:
         raise ModelError(f"{source.path / 'generation_config.json'}: {error}") from error
     return given
+
+
+def _stored_quantisation(source: ModelSource, about: Description) -> Quantisation | None:
+    """How the folder's matrices are packed, by config.json or an older folder's own file."""
+    if about.facts.get("quantization_config") is not None:
+        return quantisation_from_hf(about.part("quantization_config"))
+    path = source.path / OLD_GPTQ
+    if not path.exists():
+        return None
+    return quantisation_from_hf(Description({"quant_method": "gptq"} | _read_json(path), str(path)))
+
+
+def _quantisation(
+    source: ModelSource, wanted: str | None, stored: Quantisation | None
+) -> Quantisation | None:
+    """What runs: what is stored, or int8 out of floats."""
+    if wanted == "int8" and stored is None:
+        return Quantisation("int8")
+    if wanted is not None and wanted != (stored and stored.method):
+        actual = "of floats" if stored is None else f"packed by {stored.method}"
+        raise OptionError(
+            f"--quantization {wanted} does not fit {source.name}, which is {actual}: "
+            f"leave it out{' or choose int8' if stored is None else ''}"
+        )
+    return stored
 
 
 def _resolve_dtype(dtype: str) -> str:

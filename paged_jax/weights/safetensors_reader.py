@@ -11,6 +11,7 @@ from paged_jax.config import ModelError
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 DTYPES = ("F32", "F16", "BF16")
+INTEGERS = ("I32",)
 HARMLESS = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached")
 WHOLE = {
     "embed": "model.embed_tokens.weight",
@@ -40,7 +41,7 @@ OF_LAYER = {
 
 
 class SafetensorsFolder:
-    """The tensors of a folder, read one at a time. A tied model's extra head is harmless.
+    """The tensors of a folder, read one at a time.
 
     Raises ModelError when a file is missing, unreadable, or named outside the folder.
     """
@@ -66,8 +67,14 @@ class SafetensorsFolder:
         return WHOLE[weight] if layer is None else f"model.layers.{layer}.{OF_LAYER[weight]}"
 
     def is_harmless(self, name: str) -> bool:
-        """Whether the tensor is a rotary table, or the unused head of a tied model."""
-        return name.endswith(HARMLESS) or (self._is_tied and name == WHOLE["unembed"])
+        """Whether it is a rotary table, a tied model's head, or the empty bias of a packed matrix.
+
+        Older packers give every packed matrix a bias, which is 0 where the model has none.
+        """
+        if name.endswith(HARMLESS) or (self._is_tied and name == WHOLE["unembed"]):
+            return True
+        is_packed = name.removesuffix("bias") + "qweight" in self._file_of
+        return name.endswith(".bias") and is_packed and not self.read(name).any()
 
     def where(self, name: str) -> str:
         """Return the shard that holds a tensor; the folder for one that is not there."""
@@ -83,9 +90,20 @@ class SafetensorsFolder:
         Raises:
             ModelError: it is of another type than float32, float16 and bfloat16.
         """
+        return self._read(name, DTYPES)
+
+    def read_integers(self, name: str) -> np.ndarray:
+        """Return a tensor of int32.
+
+        Raises:
+            ModelError: it is of another type.
+        """
+        return self._read(name, INTEGERS)
+
+    def _read(self, name: str, dtypes: tuple[str, ...]) -> np.ndarray:
         dtype = self._slice(name).get_dtype()
-        if dtype not in DTYPES:
-            known = ", ".join(DTYPES)
+        if dtype not in dtypes:
+            known = ", ".join(dtypes)
             raise ModelError(f"{self.where(name)}: tensor {name} has type {dtype}, not {known}")
         return self._open[self._file_of[name]].get_tensor(name)
 

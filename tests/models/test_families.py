@@ -163,7 +163,6 @@ def test_an_empty_dtype_takes_the_checkpoint_s_own(key):
         ({"num_key_value_heads": 3}, "key/value heads"),
         ({"head_dim": 15}, "head_dim"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
         ({"torch_dtype": "float8", "dtype": None}, "torch_dtype"),
         ({"eos_token_id": "2"}, "eos_token_id"),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings"),
