@@ -2,9 +2,12 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+GPU_VENV := .venv-gpu-check
+GPU_PACKAGES := jax==0.10.2 jax-cuda13-plugin==0.10.2 jax-cuda13-pjrt==0.10.2 absl-py \
+  'nvidia-cuda-nvcc==13.0.*' 'nvidia-cuda-runtime==13.0.*' nvidia-cuda-nvdisasm
 ARGS ?=
 
-.PHONY: serve test lint install model clean
+.PHONY: serve test lint install model check-gpu-compile clean
 
 serve: $(VENV)/.installed model
 	$(BIN)/python -m paged_jax.serve $(ARGS)
@@ -17,6 +20,11 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports
+
+# Compiles kernels and whole steps for an H200 on a machine without one, and prints what they use.
+# A venv of its own (1.5 GB), since JAX's CUDA plug-in is only wanted here.
+check-gpu-compile: $(GPU_VENV)/.installed
+	JAX_PLATFORMS=cpu $(GPU_VENV)/bin/python -m pytest tests/gpu_compile $(ARGS)
 
 install: $(VENV)/.installed
 
@@ -45,5 +53,11 @@ $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar on -e '.[dev]'
 	@touch $@ $(VENV)/.installed $(VENV)/.installed-test
 
+$(GPU_VENV)/.installed: pyproject.toml
+	@echo "Installing paged_jax and JAX's CUDA plug-in"
+	$(PYTHON) -m venv $(GPU_VENV)
+	$(GPU_VENV)/bin/python -m pip install --disable-pip-version-check --progress-bar on -e '.[test]' $(GPU_PACKAGES)
+	@touch $@
+
 clean:
-	rm -rf $(VENV) *.egg-info
+	rm -rf $(VENV) $(GPU_VENV) *.egg-info

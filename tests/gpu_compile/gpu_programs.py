@@ -1,0 +1,74 @@
+"""What the compile check looks at: kernels at the shapes of real models, and whole steps."""
+
+from dataclasses import replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+
+from paged_jax.bench.gpu_compile import Program, gpu_mesh
+from paged_jax.bench.gpu_target import AXIS
+from paged_jax.bench.models import LLAMA_3_1_8B
+from paged_jax.config import CacheConfig
+from paged_jax.device.kv_pool import pool_struct
+from paged_jax.device.step_batch import BatchShape, empty_batch
+from paged_jax.models.params import abstract_params
+from paged_jax.step import backbone
+
+WATCHED = ("paged_", "quant_matmul")
+BATCH, MAX_BLOCKS = 32, 256
+CACHE = CacheConfig(num_blocks=4096, block_size=16)
+
+
+def attention_program(function, *, name: str, tokens: int, head_dim: int = 128, **rule) -> Program:
+    """32 query and 8 KV heads, 32 sequences of up to 4,096 tokens in blocks of 16."""
+    pool = jax.ShapeDtypeStruct((CACHE.num_blocks, CACHE.block_size, 8, head_dim), jnp.bfloat16)
+    ints = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.int32)  # noqa: E731
+    arguments = (
+        jax.ShapeDtypeStruct((tokens, 32, head_dim), jnp.bfloat16),
+        pool,
+        pool,
+        ints(BATCH, MAX_BLOCKS),
+        ints(BATCH + 1),
+        ints(BATCH),
+    )
+    attend = partial(function, scale=head_dim**-0.5, **rule)
+    return Program(name, attend, arguments, watched=WATCHED)
+
+
+def quant_program(function, *, rows: int, bits: int) -> Program:
+    """A 4,096 x 14,336 product; int8 with a scale a column, int4 with one for 128 inputs."""
+    inner, outer = 4096, 14336
+    groups = 1 if bits == 8 else inner // 128
+    arguments = (
+        jax.ShapeDtypeStruct((rows, inner), jnp.bfloat16),
+        jax.ShapeDtypeStruct((inner * bits // 8, outer), jnp.int8),
+        jax.ShapeDtypeStruct((groups, outer), jnp.bfloat16),
+    )
+    name = f"int{bits}, {rows} rows"
+    return Program(name, partial(function, bits=bits), arguments, watched=WATCHED)
+
+
+def step_program(num_layers: int, *, tokens: int = BATCH) -> tuple[Program, int]:
+    """A step of Llama-3.1-8B's shape, by default a decode step; also the bytes of its pool."""
+    config = replace(LLAMA_3_1_8B, num_layers=num_layers)
+    with gpu_mesh():
+        pool = pool_struct(config, CACHE)
+    batch = empty_batch(BatchShape(tokens, BATCH, MAX_BLOCKS, BATCH))
+    arguments = (abstract_params(config), pool, batch)
+    name = f"step of {tokens} tokens, {num_layers} layers"
+    run = partial(backbone, config=config)
+    num_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(pool))
+    return Program(name, run, arguments, donate=(1,), watched=WATCHED), num_bytes
+
+
+def divided_mlp() -> Program:
+    """A gated MLP over 4 GPUs, each with a part of the inner dimension."""
+    config = replace(LLAMA_3_1_8B, num_layers=1)
+    layer = abstract_params(config).layers[0]
+    x = jax.ShapeDtypeStruct((BATCH, config.embed_dim), jnp.bfloat16)
+    run = lambda x, gate, up, down: (jax.nn.silu(x @ gate) * (x @ up)) @ down  # noqa: E731
+    arguments = (x, layer.w_gate, layer.w_up, layer.w_down)
+    specs = (P(), P(None, AXIS), P(None, AXIS), P(AXIS, None))
+    return Program("MLP over 4 GPUs", run, arguments, specs=specs, num_devices=4)

@@ -1,0 +1,75 @@
+"""Whole steps of an 8B model on an H200: what they copy, hold and start."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from gpu_programs import divided_mlp, step_program
+
+from paged_jax.bench.gpu_compile import Program, ProgramReport
+
+MIB = 1 << 20
+
+
+STEPS = {
+    "decode, 2 layers": (2, 32),
+    "decode, 32 layers": (32, 32),
+    "mixed, 2 layers": (2, 512),
+}
+
+
+@pytest.fixture(params=STEPS)
+def step(request, compiled) -> tuple[ProgramReport, int]:
+    """A step and the bytes of its pool."""
+    num_layers, tokens = STEPS[request.param]
+    program, pool_bytes = step_program(num_layers, tokens=tokens)
+    return compiled(program), pool_bytes
+
+
+def test_the_pool_is_updated_in_place(step) -> None:
+    report, pool_bytes = step
+
+    assert report.alias_bytes == pool_bytes
+
+
+def test_nothing_is_copied_neither_pool_nor_weights(step) -> None:
+    report, _ = step
+
+    assert report.copies == ()
+    assert report.thunks.get("kCopy", 0) == 0
+
+
+def test_the_host_starts_one_command_buffer_and_nothing_else(step) -> None:
+    report, _ = step
+
+    assert report.sequence == ("kCommandBuffer",)
+    assert report.num_command_buffers == 1
+
+
+def test_temporary_memory_is_one_layers_activations(step) -> None:
+    report, _ = step
+    is_decode = "paged_decode" in {kernel.name for kernel in report.kernels}
+
+    assert report.temp_bytes < (32 * MIB if is_decode else 64 * MIB)
+
+
+def test_no_kernel_spills(step) -> None:
+    report, _ = step
+
+    assert [kernel.name for kernel in report.kernels if kernel.spill_bytes] == []
+
+
+def test_an_mlp_divided_among_gpus_sums_once(compiled) -> None:
+    report = compiled(divided_mlp())
+
+    assert report.all_reduces == 1
+    assert report.copies == ()
+
+
+def test_the_check_sees_a_pool_that_is_not_donated(compiled) -> None:
+    pool = jax.ShapeDtypeStruct((1 << 20,), jnp.float32)
+    write = lambda pool: pool.at[7].set(1.0)  # noqa: E731
+
+    report = compiled(Program("a write without donation", write, (pool,)))
+
+    assert report.alias_bytes == 0
+    assert report.copies == (4 << 20,)
