@@ -189,10 +189,12 @@ class AsyncEngine:
     # ---- the stepping thread ----------------------------------------------------------------
 
     def _run(self) -> None:
-        while not self._is_stopping:
+        while True:
             try:
-                self._empty_inbox()
-                if self._is_busy and not self._is_stopping:
+                self._empty_inbox()  # also before leaving: aborts posted last are carried out
+                if self._is_stopping:
+                    return
+                if self._is_busy:
                     self._dispatch(self.engine.step())
                 self._stats = self.engine.stats()
             except Exception as error:

@@ -6,7 +6,7 @@ the `Scheduler` owns it. Lengths and positions are in tokens.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from typing import TypeGuard, cast
 
@@ -408,6 +408,3 @@ class TokenDelta:
     token: int
     row: int
     finish_reason: FinishReason | None = None
-
-
-SAMPLING_FIELDS = tuple(spec.name for spec in fields(SamplingParams))
