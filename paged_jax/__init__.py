@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from paged_jax.async_engine import AsyncEngine
     from paged_jax.config import EngineArgs
     from paged_jax.engine import Engine
-    from paged_jax.host.request import InvalidRequest, SamplingParams
+    from paged_jax.host.invalid_request import InvalidRequest
+    from paged_jax.host.sampling_params import SamplingParams
     from paged_jax.llm import LLM
     from paged_jax.outputs import CompletionOutput, Logprob, RequestOutput
     from paged_jax.step import engine_step
@@ -27,11 +28,11 @@ _HOMES = {
     "CompletionOutput": "paged_jax.outputs",
     "Engine": "paged_jax.engine",
     "EngineArgs": "paged_jax.config",
-    "InvalidRequest": "paged_jax.host.request",
+    "InvalidRequest": "paged_jax.host.invalid_request",
     "LLM": "paged_jax.llm",
     "Logprob": "paged_jax.outputs",
     "RequestOutput": "paged_jax.outputs",
-    "SamplingParams": "paged_jax.host.request",
+    "SamplingParams": "paged_jax.host.sampling_params",
     "engine_step": "paged_jax.step",
 }
 

@@ -5,7 +5,9 @@ import time
 from collections.abc import Sequence as Seq
 
 from paged_jax.config import EngineConfig, ModelConfig
-from paged_jax.host.request import InvalidRequest, Request, SamplingParams
+from paged_jax.host.invalid_request import InvalidRequest
+from paged_jax.host.request import Request
+from paged_jax.host.sampling_params import SamplingParams
 
 
 def check_request(prompt: Seq[int], params: SamplingParams, config: EngineConfig) -> None:

@@ -16,7 +16,8 @@ from collections.abc import Sequence as Seq
 from paged_jax.build import build_engine
 from paged_jax.config import EngineArgs, EngineConfig
 from paged_jax.engine import Engine
-from paged_jax.host.request import InvalidRequest, SamplingParams
+from paged_jax.host.invalid_request import InvalidRequest
+from paged_jax.host.sampling_params import SamplingParams
 from paged_jax.host.trace import EngineObserver, EngineStats
 from paged_jax.outputs import RequestDelta
 from paged_jax.text.tokenizer import Tokenizer

@@ -18,13 +18,8 @@ from paged_jax.answers import Answer, LogprobTables
 from paged_jax.config import EngineConfig
 from paged_jax.device.kv_pool import init_pool
 from paged_jax.device.step_batch import pack
-from paged_jax.host.request import (
-    Chunk,
-    FinishReason,
-    SamplingParams,
-    ScheduledStep,
-    TokenDelta,
-)
+from paged_jax.host.request import Chunk, FinishReason, ScheduledStep, TokenDelta
+from paged_jax.host.sampling_params import SamplingParams
 from paged_jax.host.scheduler import Scheduler
 from paged_jax.host.trace import EngineObserver, EngineStats, StepRecord
 from paged_jax.models.params import ModelParams

@@ -12,7 +12,8 @@ from tqdm import tqdm
 from paged_jax.build import build_engine
 from paged_jax.config import EngineArgs
 from paged_jax.engine import Engine
-from paged_jax.host.request import InvalidRequest, SamplingParams
+from paged_jax.host.invalid_request import InvalidRequest
+from paged_jax.host.sampling_params import SamplingParams
 from paged_jax.outputs import CompletionOutput, RequestOutput
 from paged_jax.text.tokenizer import Tokenizer
 

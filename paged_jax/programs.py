@@ -26,7 +26,8 @@ from paged_jax.device.sampling import SampleOutput
 from paged_jax.device.sampling_rows import RowShape, SamplingRows, draws, pack_rows
 from paged_jax.device.step_batch import BatchShape, StepBatch, empty_batch
 from paged_jax.host.buckets import pick, row_buckets, token_buckets
-from paged_jax.host.request import MAX_BIAS_IDS, MAX_STOP_IDS, Chunk
+from paged_jax.host.request import Chunk
+from paged_jax.host.sampling_params import MAX_BIAS_IDS, MAX_STOP_IDS
 from paged_jax.models.params import ModelParams
 from paged_jax.step import BackboneOutput, backbone, draw, score
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from paged_jax.host.request import SamplingParams
+from paged_jax.host.sampling_params import SamplingParams
 from server.logprobs import TokenSpelling
 
 

@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from paged_jax.host.request import InvalidRequest
+from paged_jax.host.invalid_request import InvalidRequest
 from server.wire import Json
 
 logger = logging.getLogger("paged_jax")

@@ -7,7 +7,7 @@ from typing import Any, NoReturn, cast
 
 from starlette.requests import Request
 
-from paged_jax.host.request import InvalidRequest
+from paged_jax.host.invalid_request import InvalidRequest
 from server.errors import ApiError, cut
 from server.wire import Json
 

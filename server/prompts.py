@@ -2,7 +2,7 @@
 
 from typing import Any, cast
 
-from paged_jax.host.request import InvalidRequest
+from paged_jax.host.invalid_request import InvalidRequest
 from server.call import Prompt
 from server.errors import cut
 from server.fields import Fields

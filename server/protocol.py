@@ -7,7 +7,8 @@ import time
 import uuid
 from typing import Any
 
-from paged_jax.host.request import InvalidRequest, SamplingParams
+from paged_jax.host.invalid_request import InvalidRequest
+from paged_jax.host.sampling_params import SamplingParams
 from server.call import AnswerOptions, Call, Prompt
 from server.errors import cut
 from server.fields import INT64, MAX_STRING_LEN, Fields

@@ -1,6 +1,6 @@
 """/tokenize and /detokenize."""
 
-from paged_jax.host.request import InvalidRequest
+from paged_jax.host.invalid_request import InvalidRequest
 from server.errors import cut
 from server.fields import Fields
 from server.prompts import render_messages

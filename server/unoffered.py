@@ -3,7 +3,7 @@
 A value that asks for nothing (null, or one of the harmless values listed) is accepted.
 """
 
-from paged_jax.host.request import InvalidRequest
+from paged_jax.host.invalid_request import InvalidRequest
 from server.errors import cut
 from server.fields import Fields
 

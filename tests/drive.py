@@ -8,7 +8,8 @@ import numpy as np
 from paged_jax.config import CacheConfig, ModelConfig
 from paged_jax.device.kv_pool import init_pool
 from paged_jax.device.step_batch import BatchShape, pack
-from paged_jax.host.request import Chunk, Request, SamplingParams, Sequence
+from paged_jax.host.request import Chunk, Request, Sequence
+from paged_jax.host.sampling_params import SamplingParams
 from paged_jax.models.params import ModelParams
 from paged_jax.models.transformer import forward, logits
 

@@ -12,12 +12,12 @@ from collections.abc import Sequence as Seq
 from paged_jax.config import CacheConfig, SchedulerConfig
 from paged_jax.host.blocks import BlockPool
 from paged_jax.host.ending import ending
+from paged_jax.host.invalid_request import InvalidRequest
 from paged_jax.host.plan import StepPlan
 from paged_jax.host.prefix import PrefixCache
 from paged_jax.host.request import (
     Chunk,
     FinishReason,
-    InvalidRequest,
     Request,
     ScheduledStep,
     Sequence,

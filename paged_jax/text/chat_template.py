@@ -11,7 +11,7 @@ from typing import Any
 
 from jinja2 import TemplateError, TemplateSyntaxError
 
-from paged_jax.host.request import InvalidRequest
+from paged_jax.host.invalid_request import InvalidRequest
 from paged_jax.text.template_limits import TemplateTooCostly
 from paged_jax.text.template_sandbox import run_template
 

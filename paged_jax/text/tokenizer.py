@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 
-from paged_jax.host.request import InvalidRequest
+from paged_jax.host.invalid_request import InvalidRequest
 from paged_jax.text.chat_template import Messages, Tools, render
 from paged_jax.text.gguf_tokenizer import read_gguf
 from paged_jax.text.hf_folder import read_folder

@@ -7,7 +7,8 @@ from pathlib import Path
 import jax
 
 from paged_jax.config import ModelConfig, ModelError, OptionError, Quantisation
-from paged_jax.host.request import InvalidRequest, SamplingParams
+from paged_jax.host.invalid_request import InvalidRequest
+from paged_jax.host.sampling_params import SamplingParams
 from paged_jax.models.families import Description, config_from_hf
 from paged_jax.models.params import ModelParams
 from paged_jax.models.quantisation import quantisation_from_hf

@@ -11,7 +11,8 @@ import pytest
 
 from paged_jax.device.sampling import SampleOutput, position_logprobs, sample
 from paged_jax.device.sampling_rows import RowShape, draws, pack_rows
-from paged_jax.host.request import Chunk, Request, SamplingParams, Sequence
+from paged_jax.host.request import Chunk, Request, Sequence
+from paged_jax.host.sampling_params import SamplingParams
 
 VOCAB = 700  # more than the candidates the filters look at first
 SHAPE = RowShape(rows=16, context=40, biases=8)

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from paged_jax.device.step_batch import BatchShape, empty_batch, pack
-from paged_jax.host.request import Chunk, Request, SamplingParams, Sequence
+from paged_jax.host.request import Chunk, Request, Sequence
+from paged_jax.host.sampling_params import SamplingParams
 
 SHAPE = BatchShape(tokens=8, seqs=3, max_blocks=3, rows=4)
 

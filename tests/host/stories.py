@@ -3,7 +3,8 @@
 from collections.abc import Iterable
 
 from paged_jax.config import CacheConfig, SchedulerConfig
-from paged_jax.host.request import Request, SamplingParams, ScheduledStep, TokenDelta
+from paged_jax.host.request import Request, ScheduledStep, TokenDelta
+from paged_jax.host.sampling_params import SamplingParams
 from paged_jax.host.scheduler import Scheduler
 
 EOS = 2

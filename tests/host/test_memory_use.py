@@ -5,7 +5,8 @@ import math
 import numpy as np
 
 from paged_jax.config import CacheConfig, SchedulerConfig
-from paged_jax.host.request import Request, SamplingParams
+from paged_jax.host.request import Request
+from paged_jax.host.sampling_params import SamplingParams
 from paged_jax.host.scheduler import Scheduler
 
 BLOCK_SIZE = 16

@@ -11,7 +11,8 @@ from stories import (
     shape,
 )
 
-from paged_jax.host.request import InvalidRequest, Request
+from paged_jax.host.invalid_request import InvalidRequest
+from paged_jax.host.request import Request
 from paged_jax.host.scheduler import Scheduler
 
 

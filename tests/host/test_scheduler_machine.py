@@ -22,14 +22,8 @@ from hypothesis.stateful import (
 
 from paged_jax.config import CacheConfig, SchedulerConfig
 from paged_jax.host.blocks import hash_blocks
-from paged_jax.host.request import (
-    FinishReason,
-    Request,
-    SamplingParams,
-    ScheduledStep,
-    Sequence,
-    Status,
-)
+from paged_jax.host.request import FinishReason, Request, ScheduledStep, Sequence, Status
+from paged_jax.host.sampling_params import SamplingParams
 from paged_jax.host.scheduler import Scheduler
 
 BLOCK_SIZE = 4

@@ -13,7 +13,8 @@ from dataclasses import replace
 from typing import Any
 
 from paged_jax.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
-from paged_jax.host.request import InvalidRequest, SamplingParams
+from paged_jax.host.invalid_request import InvalidRequest
+from paged_jax.host.sampling_params import SamplingParams
 from paged_jax.host.trace import EngineObserver, EngineStats, PoolUsage, RequestRecord
 from paged_jax.outputs import ChoiceDelta, Logprob, PositionLogprobs, RequestDelta
 

@@ -4,7 +4,7 @@ import pytest
 from chat_templates import CHATML, LLAMA3, QWEN, TEMPLATES
 from text_makers import make_byte_level
 
-from paged_jax.host.request import InvalidRequest
+from paged_jax.host.invalid_request import InvalidRequest
 from paged_jax.text.chat_template import normalise_messages, render
 
 NAMED = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}

@@ -1,6 +1,6 @@
 import pytest
 
-from paged_jax.host.request import InvalidRequest
+from paged_jax.host.invalid_request import InvalidRequest
 from paged_jax.text import template_sandbox
 from paged_jax.text.chat_template import render
 

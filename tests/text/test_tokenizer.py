@@ -3,7 +3,7 @@ import threading
 import pytest
 from text_makers import CHATML, make_folder, make_gguf, sentencepiece_facts
 
-from paged_jax.host.request import InvalidRequest
+from paged_jax.host.invalid_request import InvalidRequest
 from paged_jax.text.tokenizer import Tokenizer
 
 CHAT = [{"role": "user", "content": "the thing"}]
