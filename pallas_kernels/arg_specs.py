@@ -136,6 +136,13 @@ def make_inputs(spec: AttentionSpec, seed: int) -> AttentionInputs:
     )
 
 
+def make_sinks(spec: AttentionSpec) -> np.ndarray:
+    """Return float32 sinks [q_heads]: around the scores, far above, far below, and none at all."""
+    sinks = np.linspace(-3.0, 3.0, spec.q_heads, dtype=np.float32)
+    sinks[:3] = 60.0, -60.0, -np.inf
+    return sinks
+
+
 def _block_tables(spec: AttentionSpec, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """Shuffled tables, and which slots [blocks block_size] hold a live token."""
     free = list(rng.permutation(np.arange(1, spec.num_blocks)))

@@ -14,10 +14,19 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.online_softmax import Context, Rule, Span, attend, columns, first_seen
+from pallas_kernels.online_softmax import (
+    Context,
+    Rule,
+    Span,
+    attend,
+    columns,
+    first_seen,
+    sink_weight,
+)
 from pallas_kernels.tiles import (
     Pool,
     Scales,
+    Sinks,
     Tile,
     check_supported,
     choose_splits,
@@ -45,6 +54,7 @@ def paged_decode(
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
+    sinks: Sinks | None = None,
     k_scales: Scales | None = None,
     v_scales: Scales | None = None,
     num_splits: int | None = None,
@@ -71,8 +81,8 @@ def paged_decode(
     rule = Rule(scale, window, softcap, head_dim, tile.kv)
     call = _decode_call(q, kv_heads, splits, tile, rule, interpret)
     scales = () if k_scales is None else (k_scales, v_scales)
-    partials = call(seq, kv_len, block_tables, q, k_pool, v_pool, *scales)
-    return combine(Partials(*partials)).astype(q.dtype)
+    partials = call(seq, kv_len, block_tables, q, k_pool, v_pool, scales)
+    return combine(Partials(*partials), sinks).astype(q.dtype)
 
 
 def token_contexts(
@@ -87,10 +97,15 @@ def token_contexts(
     return seq, jnp.where(is_real, kv_lens[seq] - behind, 0)
 
 
-def combine(partials: Partials) -> Float[Array, "tokens q_heads head_dim"]:
+def combine(
+    partials: Partials, sinks: Sinks | None = None
+) -> Float[Array, "tokens q_heads head_dim"]:
     """Add up the splits of each context, in float32; zeros where there is no context."""
-    weights = jnp.exp2(partials.top - jnp.max(partials.top, axis=0, keepdims=True))
+    top = jnp.max(partials.top, axis=0)
+    weights = jnp.exp2(partials.top - top[None])
     total = jnp.sum(partials.total * weights, axis=0)
+    if sinks is not None:
+        total += sink_weight(sinks[None, :], top)
     acc = jnp.sum(partials.acc * weights[..., None], axis=0)
     return jnp.where(total[..., None] > 0, acc / jnp.where(total > 0, total, 1.0)[..., None], 0.0)
 
@@ -129,13 +144,16 @@ def _decode_kernel(
     q_ref,  # [tokens q_heads head_dim]
     k_ref,  # [blocks block_size kv_heads head_dim]
     v_ref,
-    *refs,  # scales of k and v [blocks block_size kv_heads], if any; then the partials
+    scales,  # () or those of k and v [blocks block_size kv_heads]
+    acc_ref,  # [splits tokens q_heads head_dim]
+    top_ref,  # [splits tokens q_heads]
+    total_ref,
+    *,
     rule: Rule,
     rows: int,
     group: int,
     splits: int,
 ):
-    *scales, acc_ref, top_ref, total_ref = refs
     kv_head, token, split = pl.program_id(0), pl.program_id(1), pl.program_id(2)
     seq, stop = seq_ref[token], kv_len_ref[token]
     live = Span(first_seen(stop - 1, rule.window), stop)
@@ -149,7 +167,7 @@ def _decode_kernel(
     cols, is_real = columns(padded(rule.head_dim), rule)
     mask = is_row[:, None] & is_real
     q = plt.load(q_ref.at[token, head[:, None], cols], mask=mask, other=jnp.zeros((), q_ref.dtype))
-    context = Context(k_ref, v_ref, tables_ref, seq, kv_head, tuple(scales))
+    context = Context(k_ref, v_ref, tables_ref, seq, kv_head, scales)
     sums = attend(q, None, context, rule, live, tiles)
     plt.store(acc_ref.at[split, token, head[:, None], cols], sums.acc, mask=mask)
     plt.store(top_ref.at[split, token, head], sums.top, mask=is_row)

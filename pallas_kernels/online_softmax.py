@@ -113,6 +113,11 @@ def first_seen(pos: Array, window: int | None) -> Array:
     return jnp.zeros_like(pos) if window is None else jnp.maximum(pos - (window - 1), 0)
 
 
+def sink_weight(sink: Array, top: Array) -> Array:
+    """Return what a sink adds to a sum of weights relative to 2**top; inf, if it hides all else."""
+    return jnp.exp2(sink.astype(jnp.float32) * jnp.float32(LOG2_E) - top)
+
+
 def _load_tile(context: Context, rule: Rule, pos: Array, is_live: Array, q: Array) -> ContextTile:
     block_size = jnp.uint32(context.k_pool.shape[1])  # unsigned: a shift or a product suffices
     index = (pos.astype(jnp.uint32) // block_size).astype(jnp.int32)

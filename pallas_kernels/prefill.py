@@ -14,8 +14,16 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.online_softmax import Context, Rule, Span, attend, columns, first_seen
-from pallas_kernels.tiles import Pool, Scales, Tile, check_supported, padded, prefill_tile
+from pallas_kernels.online_softmax import (
+    Context,
+    Rule,
+    Span,
+    attend,
+    columns,
+    first_seen,
+    sink_weight,
+)
+from pallas_kernels.tiles import Pool, Scales, Sinks, Tile, check_supported, padded, prefill_tile
 
 
 class QueryTiles(NamedTuple):
@@ -45,6 +53,7 @@ def paged_prefill(
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
+    sinks: Sinks | None = None,
     k_scales: Scales | None = None,
     v_scales: Scales | None = None,
     interpret: bool = False,
@@ -66,7 +75,7 @@ def paged_prefill(
     rule = Rule(scale, window, softcap, head_dim, tile.kv)
     call = _prefill_call(q, kv_heads, tiles.seq.shape[0], tile, rule, interpret)
     scales = () if k_scales is None else (k_scales, v_scales)
-    return call(*tiles, block_tables, q, k_pool, v_pool, *scales)
+    return call(*tiles, block_tables, q, k_pool, v_pool, scales, sinks)
 
 
 def cut_queries(
@@ -114,12 +123,14 @@ def _prefill_kernel(
     q_ref,  # [tokens q_heads head_dim]
     k_ref,  # [blocks block_size kv_heads head_dim]
     v_ref,
-    *refs,  # scales of k and v [blocks block_size kv_heads], if any; then the result, as q
+    scales,  # () or those of k and v [blocks block_size kv_heads]
+    sinks_ref,  # None or [q_heads]
+    out_ref,  # as q
+    *,
     rule: Rule,
     rows: int,
     group: int,
 ):
-    *scales, out_ref = refs
     kv_head, tile = pl.program_id(0), pl.program_id(1)
     start, stop, shift = start_ref[tile], stop_ref[tile], shift_ref[tile]
     live = Span(first_seen(start + shift, rule.window), stop + shift)
@@ -131,7 +142,10 @@ def _prefill_kernel(
     mask = ((row // group < rows // group) & (token < stop))[:, None] & is_real
     at = (token[:, None], head[:, None], cols)
     q = plt.load(q_ref.at[at], mask=mask, other=jnp.zeros((), q_ref.dtype))
-    context = Context(k_ref, v_ref, tables_ref, seq_ref[tile], kv_head, tuple(scales))
+    context = Context(k_ref, v_ref, tables_ref, seq_ref[tile], kv_head, scales)
     sums = attend(q, token + shift, context, rule, live, tiles)
-    total = jnp.where(sums.total > 0, sums.total, 1.0)[:, None]
+    total = sums.total
+    if sinks_ref is not None:
+        total += sink_weight(plt.load(sinks_ref.at[head]), sums.top)
+    total = jnp.where(total > 0, total, 1.0)[:, None]
     plt.store(out_ref.at[at], (sums.acc / total).astype(out_ref.dtype), mask=mask)

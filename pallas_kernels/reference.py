@@ -16,6 +16,7 @@ Pool = (
     Float[Array, "blocks block_size kv_heads head_dim"]
     | UInt16[Array, "blocks block_size kv_heads head_dim"]
 )
+Sinks = Float[Array, " q_heads"]
 
 TILE_KV = 128
 TILE_Q = 16
@@ -35,6 +36,7 @@ def paged_attention_dense(
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
+    sinks: Sinks | None = None,
 ) -> Float[Array, "tokens q_heads head_dim"]:
     """Attend over each token's whole context at once: the definition, in tokens * context memory.
 
@@ -43,6 +45,8 @@ def paged_attention_dense(
         kv_lens: tokens of each sequence in the pool, the queries among them.
         window: a query sees this many tokens back, itself included; None sees all.
         softcap: scores become tanh(score / softcap) * softcap.
+        sinks: what each query head's weights are divided by gets exp(sink) more, as if one more
+            position of value 0 had that score; neither scaled nor capped. -inf is none.
     Returns:
         zeros for padding tokens, which no sequence owns.
     """
@@ -54,7 +58,7 @@ def paged_attention_dense(
     k, v = _read(k_pool, slots), _read(v_pool, slots)  # [tokens kv_heads context head_dim]
     grouped = q.reshape(q.shape[0], k.shape[1], -1, q.shape[2])  # [tokens kv_heads group head_dim]
     scores = _capped(_dot("tkgd,tkcd->tkgc", grouped, k) * jnp.float32(scale), softcap)
-    weights = jax.nn.softmax(jnp.where(seen, scores, LOWEST), axis=-1)
+    weights = _softmax(jnp.where(seen, scores, LOWEST), sinks)
     out = _dot("tkgc,tkcd->tkgd", weights, v.astype(jnp.float32)).reshape(q.shape)
     return jnp.where(query_pos[:, None, None] >= 0, out, 0.0).astype(q.dtype)
 
@@ -70,6 +74,7 @@ def paged_attention(
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
+    sinks: Sinks | None = None,
 ) -> Float[Array, "tokens q_heads head_dim"]:
     """Do the same tile by tile, in memory that depends on neither the pool nor the context.
 
@@ -77,7 +82,7 @@ def paged_attention(
     that among steps of one shape a row's result does not depend on what else is computed.
     """
     view = _View(k_pool, v_pool, block_tables, query_starts, kv_lens)
-    rule = _Rule(scale, window, softcap)
+    rule = _Rule(scale, window, softcap, sinks)
     lens = query_starts[1:] - query_starts[:-1]
     if q.shape[0] <= kv_lens.shape[0]:
         return _attend(q, view, rule, lens > 0, 1)
@@ -116,6 +121,7 @@ class _Rule(NamedTuple):
     scale: float
     window: int | None
     softcap: float | None
+    sinks: Array | None  # [q_heads]
 
 
 class _Tiles(NamedTuple):
@@ -217,7 +223,26 @@ def _attend_group(q: Array, view: _View, rule: _Rule, seq: Array, query_pos: Arr
     )
     first, last = jnp.min(reach.start) // TILE_KV, (jnp.max(reach.stop) - 1) // TILE_KV
     sums = jax.lax.fori_loop(first, last + 1, add, init)
-    return _unfold(sums.acc / sums.total[..., None], q.shape).astype(q.dtype)
+    total = sums.total
+    if rule.sinks is not None:
+        total += jnp.exp(_fold_sinks(rule.sinks, q.shape, kv_heads) - sums.top)
+    return _unfold(sums.acc / total[..., None], q.shape).astype(q.dtype)
+
+
+def _fold_sinks(sinks: Array, shape: tuple[int, ...], kv_heads: int) -> Array:
+    """The sink of each row [lanes kv_heads rows] of queries of some shape, when folded."""
+    spread = jnp.broadcast_to(sinks.astype(jnp.float32)[:, None], (*shape[:3], 1))
+    folded, _ = _fold(spread, jnp.zeros(shape[:2], jnp.int32), kv_heads)
+    return folded[..., 0]
+
+
+def _softmax(scores: Array, sinks: Array | None) -> Array:
+    """Weights of scores [tokens kv_heads group context]; a sink a head takes a share."""
+    if sinks is None:
+        return jax.nn.softmax(scores, axis=-1)
+    sink = sinks.astype(jnp.float32).reshape(1, *scores.shape[1:3], 1)
+    sink = jnp.broadcast_to(sink, (*scores.shape[:3], 1))
+    return jax.nn.softmax(jnp.concatenate([scores, sink], axis=-1), axis=-1)[..., :-1]
 
 
 def _fold(q: Array, query_pos: Array, kv_heads: int) -> tuple[Array, Array]:

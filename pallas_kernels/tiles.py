@@ -12,6 +12,7 @@ from pallas_kernels import reference
 
 Pool = reference.Pool | Int8[Array, "blocks block_size kv_heads head_dim"]
 Scales = Float[Array, "blocks block_size kv_heads"]
+Sinks = reference.Sinks
 
 TILE_KV = 64
 MIN_SPLIT_TOKENS = 256

@@ -8,7 +8,7 @@ from jaxtyping import Array, Float, Int
 from pallas_kernels.decode import paged_decode
 from pallas_kernels.prefill import paged_prefill
 from pallas_kernels.reference import write_kv as write_kv
-from pallas_kernels.tiles import H200_SMS, Pool, Scales
+from pallas_kernels.tiles import H200_SMS, Pool, Scales, Sinks
 
 
 def paged_attention(
@@ -22,6 +22,7 @@ def paged_attention(
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
+    sinks: Sinks | None = None,
     k_scales: Scales | None = None,
     v_scales: Scales | None = None,
     interpret: bool = False,
@@ -37,7 +38,7 @@ def paged_attention(
     # JAX 0.11 and newer say at each lowering that this back end of Pallas will go away.
     warnings.filterwarnings("ignore", "The Pallas Triton backend", DeprecationWarning)
     arrays = (q, k_pool, v_pool, block_tables, query_starts, kv_lens)
-    rule = {"scale": scale, "window": window, "softcap": softcap}
+    rule = {"scale": scale, "window": window, "softcap": softcap, "sinks": sinks}
     options = {"k_scales": k_scales, "v_scales": v_scales, "interpret": interpret}
     if q.shape[0] <= kv_lens.shape[0]:
         return paged_decode(*arrays, **rule, **options, num_sms=_num_sms())

@@ -10,7 +10,8 @@ import numpy as np
 from paged_jax.bench.cases import Accuracy, Case
 from paged_jax.bench.implementations import Attention, implementations
 from paged_jax.bench.sizes import Sizes
-from pallas_kernels.arg_specs import DECODE, MIXED, AttentionInputs, AttentionSpec, make_inputs
+from pallas_kernels import oracle
+from pallas_kernels.arg_specs import DECODE, MIXED, AttentionSpec, make_inputs
 from pallas_kernels.quant_matmul import dequantise, pack, quant_matmul
 
 # Outputs of order 1: rounded to 8 bits from inputs of 8 bits; sums of float32 in another order.
@@ -43,29 +44,8 @@ def _attention_error(attention: Attention, spec: AttentionSpec, dtype: str) -> A
     got = jax.jit(partial(attention, **rule))(q, k, v, *map(jnp.asarray, inputs[3:]))
     wide = lambda array: np.asarray(array, np.float64)  # noqa: E731
     rounded = inputs._replace(q=wide(q), k_pool=wide(k), v_pool=wide(v))
-    errors = np.abs(np.asarray(got, np.float64) - expected(rounded, spec))
+    errors = np.abs(np.asarray(got, np.float64) - oracle.attention(rounded, spec))
     return Accuracy(float(errors.max(initial=0.0)), TOLERANCES[dtype])
-
-
-def expected(inputs: AttentionInputs, spec: AttentionSpec) -> np.ndarray:
-    """Return attention in numpy float64, one sequence at a time."""
-    out = np.zeros(inputs.q.shape)
-    for seq, kv_len in enumerate(spec.kv_lens):
-        rows = slice(*inputs.query_starts[seq : seq + 2])
-        context = np.arange(kv_len)
-        slots = inputs.block_tables[seq, context // spec.block_size], context % spec.block_size
-        k, v = (
-            np.repeat(pool[slots], spec.q_heads // spec.kv_heads, axis=1)
-            for pool in (inputs.k_pool, inputs.v_pool)
-        )
-        scores = np.einsum("qhd,chd->hqc", inputs.q[rows], k) * spec.scale
-        if spec.softcap:
-            scores = np.tanh(scores / spec.softcap) * spec.softcap
-        behind = context[kv_len - (rows.stop - rows.start) :, None] - context
-        seen = (behind >= 0) & (behind < (spec.window or kv_len))
-        weights = np.where(seen, np.exp(scores), 0.0)
-        out[rows] = np.einsum("hqc,chd->qhd", weights / weights.sum(-1, keepdims=True), v)
-    return out
 
 
 def _product_error(bits: int, rows: int, interpret: bool) -> Accuracy:

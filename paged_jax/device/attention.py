@@ -26,6 +26,7 @@ def paged_attention(  # noqa: PLR0913
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
+    sinks: Float[Array, " q_heads"] | None = None,
     backend: AttentionBackend = "auto",
 ) -> Float[Array, "tokens q_heads head_dim"]:
     """Attend from the packed queries of a step to their sequences' contexts, after `write_kv`.
@@ -33,13 +34,14 @@ def paged_attention(  # noqa: PLR0913
     Args:
         window: a query sees this many tokens back, itself included; None sees all.
         softcap: scores become tanh(score / softcap) * softcap.
+        sinks: a score a query head that adds to the sum its weights are divided by, and no value.
         backend: "triton" runs on NVIDIA GPUs, and shapes that it does not take run on "xla";
             "auto" picks "triton" where there is such a GPU.
     Returns:
         zeros for padding tokens.
     """
     arrays = (q, k_pool, v_pool, block_tables, query_starts, kv_lens)
-    rule = {"scale": scale, "window": window, "softcap": softcap}
+    rule = {"scale": scale, "window": window, "softcap": softcap, "sinks": sinks}
     if (_pick() if backend == "auto" else backend) == "triton":
         from pallas_kernels import triton  # here: nobody else needs Pallas, which is slow to load
 

@@ -38,6 +38,15 @@ def test_queries_read_back_what_was_written(rng, dtype):
     assert not out[5].any()
 
 
+def test_a_sink_of_a_heads_only_score_halves_its_output():
+    pool, q = jnp.ones((3, 4, 2, 8), jnp.float32), jnp.ones((2, 4, 8), jnp.float32)
+    ints = jnp.array([[1, 2]], jnp.int32), jnp.array([0, 1], jnp.int32), jnp.array([1], jnp.int32)
+    sinks = jnp.array([8.0, -jnp.inf, 8.0, 8.0])  # the one score is 8
+    out = paged_attention(q, pool, pool, *ints, scale=1.0, sinks=sinks)
+    np.testing.assert_allclose(out[0, :, 0], [0.5, 1.0, 0.5, 0.5], rtol=1e-6)
+    assert not out[1].any()
+
+
 def test_an_unknown_back_end_is_an_error():
     with pytest.raises(Exception, match="backend"):
         attend_to_nothing(backend="imaginary")

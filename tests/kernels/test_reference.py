@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 
 from pallas_kernels import reference
-from pallas_kernels.arg_specs import ATTENTION_SPECS, AttentionInputs, AttentionSpec, make_inputs
+from pallas_kernels.arg_specs import (
+    ATTENTION_SPECS,
+    AttentionInputs,
+    AttentionSpec,
+    make_inputs,
+    make_sinks,
+)
+from pallas_kernels.oracle import attention as expected
 
 SPECS = {spec.name: spec for spec in ATTENTION_SPECS}
 # float32 sums of a few hundred terms of order 1, in another order.
@@ -23,29 +30,8 @@ def jitted(name: str, scale: float, window: int | None, softcap: float | None):
     return jax.jit(functools.partial(getattr(reference, name), **rule))
 
 
-def attend(name: str, inputs: AttentionInputs, spec: AttentionSpec) -> np.ndarray:
-    return np.asarray(jitted(name, spec.scale, spec.window, spec.softcap)(*inputs))
-
-
-def expected(inputs: AttentionInputs, spec: AttentionSpec) -> np.ndarray:
-    """Attention in numpy float64, one sequence at a time."""
-    out = np.zeros(inputs.q.shape)
-    for seq, kv_len in enumerate(spec.kv_lens):
-        rows = slice(*inputs.query_starts[seq : seq + 2])
-        context = np.arange(kv_len)
-        slots = inputs.block_tables[seq, context // spec.block_size], context % spec.block_size
-        k, v = (
-            np.repeat(pool[slots].astype(np.float64), spec.q_heads // spec.kv_heads, axis=1)
-            for pool in (inputs.k_pool, inputs.v_pool)
-        )
-        scores = np.einsum("qhd,chd->hqc", inputs.q[rows], k) * spec.scale
-        if spec.softcap:
-            scores = np.tanh(scores / spec.softcap) * spec.softcap
-        behind = context[kv_len - (rows.stop - rows.start) :, None] - context
-        seen = (behind >= 0) & (behind < (spec.window or kv_len))
-        weights = np.where(seen, np.exp(scores), 0.0)
-        out[rows] = np.einsum("hqc,chd->qhd", weights / weights.sum(-1, keepdims=True), v)
-    return out
+def attend(name: str, inputs: AttentionInputs, spec: AttentionSpec, **options) -> np.ndarray:
+    return np.asarray(jitted(name, spec.scale, spec.window, spec.softcap)(*inputs, **options))
 
 
 @pytest.mark.parametrize("name", ["nothing", "mixed", "mixed window 130", "mixed softcap"])
@@ -62,6 +48,18 @@ def test_tiled_attention_equals_numpy(name):
     inputs = make_inputs(spec, seed=2)
     got = attend("paged_attention", inputs, spec)
     np.testing.assert_allclose(got, expected(inputs, spec), atol=FLOAT32_TOLERANCE)
+
+
+SINK_SPECS = ("decode borders", "mixed", "mixed softcap", "mixed group 7", "mixed window 130")
+
+
+@pytest.mark.parametrize("function", ["paged_attention", "paged_attention_dense"])
+@pytest.mark.parametrize("name", SINK_SPECS)
+def test_sinks_add_to_what_the_weights_are_divided_by(name, function):
+    spec = SPECS[name]
+    inputs, sinks = make_inputs(spec, seed=10), make_sinks(spec)
+    got = attend(function, inputs, spec, sinks=jnp.asarray(sinks))
+    np.testing.assert_allclose(got, expected(inputs, spec, sinks), atol=FLOAT32_TOLERANCE)
 
 
 @pytest.mark.parametrize("name", ["decode", "mixed"])

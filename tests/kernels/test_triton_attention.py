@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_reference import BFLOAT16_TOLERANCE, FLOAT32_TOLERANCE, expected
+from test_reference import BFLOAT16_TOLERANCE, FLOAT32_TOLERANCE, SINK_SPECS, SPECS
 
 from pallas_kernels import triton
 from pallas_kernels.arg_specs import (
@@ -23,8 +23,10 @@ from pallas_kernels.arg_specs import (
     AttentionInputs,
     AttentionSpec,
     make_inputs,
+    make_sinks,
 )
 from pallas_kernels.decode import paged_decode
+from pallas_kernels.oracle import attention as expected
 from pallas_kernels.prefill import paged_prefill
 
 # Outputs of order 1 rounded to 11 bits, from inputs rounded to 11 bits.
@@ -59,6 +61,21 @@ def test_each_kernel_is_right_where_the_other_would_be_faster(function, spec):
     inputs = make_inputs(spec, seed=3)
     got = attend(function, inputs, spec)
     np.testing.assert_allclose(got, expected(inputs, spec), atol=FLOAT32_TOLERANCE)
+
+
+@pytest.mark.parametrize("name", SINK_SPECS)
+def test_sinks_add_to_what_the_weights_are_divided_by(name):
+    spec = SPECS[name]
+    inputs, sinks = make_inputs(spec, seed=10), make_sinks(spec)
+    got = attend(triton.paged_attention, inputs, spec, sinks=jnp.asarray(sinks))
+    np.testing.assert_allclose(got, expected(inputs, spec, sinks), atol=FLOAT32_TOLERANCE)
+
+
+def test_sinks_count_once_however_many_the_splits():
+    inputs, sinks = make_inputs(DECODE_BORDERS, seed=11), make_sinks(DECODE_BORDERS)
+    got = attend(paged_decode, inputs, DECODE_BORDERS, sinks=jnp.asarray(sinks), num_splits=4)
+    want = expected(inputs, DECODE_BORDERS, sinks)
+    np.testing.assert_allclose(got, want, atol=FLOAT32_TOLERANCE)
 
 
 @pytest.mark.parametrize("num_splits", [1, 4, 8])

@@ -65,6 +65,12 @@ def test_float16_in_every_block_size_lowers_in_a_window_with_a_cap(tokens, name,
     assert name in lower(tokens, dtype="float16", block_size=block_size, window=100, softcap=30.0)
 
 
+@KERNELS
+@pytest.mark.parametrize("pool_dtype", ["bfloat16", "int8"])
+def test_sinks_lower(tokens, name, pool_dtype):
+    assert name in lower(tokens, pool_dtype=pool_dtype, sinks=jnp.ones(8, jnp.float32))
+
+
 @pytest.mark.parametrize("tokens", [1, 2, 16, 512, 4096])
 def test_every_number_of_tokens_lowers(tokens):
     assert "paged_" in lower(tokens)
