@@ -45,11 +45,23 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, EngineArgs]:
     if options.model is not None and options.positional is not None:
         parser.error("argument --model: the model is given twice")
     options.model = options.model or options.positional
-    values = {spec.name: getattr(options, spec.name) for spec in fields(EngineArgs)}
     try:
-        return options, EngineArgs(**values).validate()
+        return options, read_engine_args(options)
     except OptionError as error:
         parser.error(str(error))
+
+
+def add_engine_flags(parser: argparse.ArgumentParser) -> None:
+    """Add a flag for every field of EngineArgs."""
+    group = parser.add_argument_group("engine")
+    for spec in fields(EngineArgs):
+        _add_engine_flag(group, spec)
+
+
+def read_engine_args(options: argparse.Namespace) -> EngineArgs:
+    """Return what the flags of `add_engine_flags` say; raises OptionError."""
+    values = {spec.name: getattr(options, spec.name) for spec in fields(EngineArgs)}
+    return EngineArgs(**values).validate()
 
 
 def _dashed(word: str) -> str:
@@ -73,9 +85,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("positional", metavar="MODEL", nargs="?", help="the same as --model")
     parser.add_argument("--version", action="version", version=f"paged_jax {paged_jax.__version__}")
-    engine = parser.add_argument_group("engine")
-    for spec in fields(EngineArgs):
-        _add_engine_flag(engine, spec)
+    add_engine_flags(parser)
     _add_server_flags(parser.add_argument_group("server"))
     accepted = parser.add_argument_group("accepted, without effect")
     for flag, reason in IGNORED.items():

@@ -7,6 +7,8 @@ import jax
 import numpy as np
 import pytest
 
+from paged_jax.device.cpu import kernels
+
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_num_cpu_devices", 1)
@@ -35,6 +37,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if importlib.util.find_spec("torch")
         else "needs torch: pip install '.[parity]'",
     }
+    if any(item.get_closest_marker("cpu_kernels") for item in items):
+        none = "NO CPU KERNELS: needs a CPU and a C++ compiler"
+        missing["cpu_kernels"] = None if kernels.are_usable() else none
     for item in items:
         for marker, reason in missing.items():
             if reason and item.get_closest_marker(marker):

@@ -1,22 +1,35 @@
-"""The command line of the benchmarks: `python -m paged_jax.bench gpu --out DIR`."""
+"""The command line of the benchmarks: `python -m paged_jax.bench COMMAND ...`."""
 
 import argparse
-from pathlib import Path
+import sys
+from importlib import import_module
+
+from paged_jax.config import ModelError, OptionError
+from paged_jax.host.invalid_request import InvalidRequest
+
+# Command -> what it does. The module of that name has a `main(arguments)`.
+COMMANDS = {
+    "gpu": "check and time the kernels on this GPU, in 8 minutes",
+    "latency": "how long one batch takes, again and again",
+    "throughput": "how fast a list of requests is done offline, here or on a peer",
+}
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run one benchmark."""
-    parser = argparse.ArgumentParser(prog="python -m paged_jax.bench", description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
-    gpu = commands.add_parser("gpu", help="check and time the kernels on this GPU, in 8 minutes")
-    gpu.add_argument("--out", type=Path, required=True, metavar="DIR", help="where results go")
-    gpu.add_argument(
-        "--rehearse", action="store_true", help="tiny shapes in interpret mode, on any machine"
+    """Run one benchmark; end with code 2 and one line where an option or model is wrong."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    listed = "\n".join(f"  {name:<12} {text}" for name, text in COMMANDS.items())
+    parser = argparse.ArgumentParser(
+        prog="python -m paged_jax.bench",
+        description=f"{__doc__}\n\ncommands (each has its own --help):\n{listed}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    options = parser.parse_args(arguments)
-    from paged_jax.bench.gpu import run_gpu  # here, so that --help does not wait for jax
-
-    run_gpu(options.out, is_rehearsal=options.rehearse)
+    parser.add_argument("command", choices=COMMANDS, metavar="COMMAND")
+    command = parser.parse_args(arguments[:1]).command
+    try:
+        import_module(f"paged_jax.bench.{command}").main(arguments[1:])
+    except (OptionError, ModelError, InvalidRequest) as error:
+        parser.exit(2, f"error: {error}\n")
 
 
 if __name__ == "__main__":

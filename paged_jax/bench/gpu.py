@@ -4,10 +4,10 @@ Needs jax and nothing from the network. Every result is written when it is there
 so the run may be stopped at any time; it stops itself when its time is over.
 """
 
+import argparse
 import json
 import os
 import platform as machine
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -18,6 +18,7 @@ import jax
 
 from paged_jax.bench import numerics, speed, steps
 from paged_jax.bench.cases import Accuracy, Case, Measurement
+from paged_jax.bench.machine import commit
 from paged_jax.bench.resource_table import align
 from paged_jax.bench.sizes import FULL, REHEARSAL, Sizes
 from paged_jax.programs import use_compilation_cache
@@ -72,6 +73,17 @@ class Run:
         """Return a measured limit of the device, if it has been measured."""
         found = (r[rate] for r in self.records if r["part"] == "limits" and r["case"] == case)
         return next((value for value in found if isinstance(value, float)), None)
+
+
+def main(arguments: list[str]) -> None:
+    """Run the command."""
+    parser = argparse.ArgumentParser(prog="python -m paged_jax.bench gpu", description=__doc__)
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where results go")
+    parser.add_argument(
+        "--rehearse", action="store_true", help="tiny shapes in interpret mode, on any machine"
+    )
+    options = parser.parse_args(arguments)
+    run_gpu(options.out, is_rehearsal=options.rehearse)
 
 
 def run_gpu(folder: Path, *, is_rehearsal: bool) -> None:
@@ -161,20 +173,10 @@ def _give_up(run: Run) -> None:
 def _facts() -> Record:
     device = jax.local_devices()[0]
     return {
-        "commit": _commit(),
+        "commit": commit(),
         "device": device.device_kind,
         "platform": device.platform,
         "jax": jax.__version__,
         "python": machine.python_version(),
         "day": time.strftime("%Y-%m-%d"),
     }
-
-
-def _commit() -> str:
-    """The commit of this checkout; "" outside one."""
-    command = ["git", "rev-parse", "--short", "HEAD"]
-    try:
-        done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True)
-    except OSError:
-        return ""
-    return done.stdout.strip()

@@ -1,0 +1,106 @@
+// Vectors of floats as wide as this machine's registers, in GCC's and Clang's own vector types, so
+// that the same source builds for AVX-512, AVX2 and Arm. bfloat16 is a uint16_t: the upper half of
+// a float.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX512BF16__)
+#include <immintrin.h>
+#endif
+
+namespace paged_jax {
+
+#if defined(__AVX512F__)
+constexpr int kLanes = 16;
+#elif defined(__AVX2__)
+constexpr int kLanes = 8;
+#else
+constexpr int kLanes = 4;
+#endif
+
+typedef float Vec __attribute__((vector_size(kLanes * 4)));
+typedef uint32_t Bits __attribute__((vector_size(kLanes * 4)));
+typedef uint16_t Halves __attribute__((vector_size(kLanes * 2)));
+typedef int8_t Bytes __attribute__((vector_size(kLanes)));
+
+template <class T>
+inline T load_as(const void* from) {
+  T value;
+  std::memcpy(&value, from, sizeof value);
+  return value;
+}
+
+inline Vec load(const float* from) { return load_as<Vec>(from); }
+inline Vec load(const uint16_t* from) {  // bfloat16
+  return (Vec)(__builtin_convertvector(load_as<Halves>(from), Bits) << 16);
+}
+inline Vec load(const int8_t* from) {
+  return __builtin_convertvector(load_as<Bytes>(from), Vec);
+}
+
+inline void store(float* to, Vec value) { std::memcpy(to, &value, sizeof value); }
+
+inline Vec splat(float value) { return value - Vec{}; }
+
+inline float sum(Vec value) {
+  float total = 0;
+  for (int i = 0; i < kLanes; ++i) total += value[i];
+  return total;
+}
+
+inline Vec largest(Vec a, Vec b) { return a < b ? b : a; }  // NaN in `a` stays
+inline Vec smallest(Vec a, Vec b) { return b < a ? b : a; }
+
+// e to the x, to 2 units in the last place; beyond +-87 as at +-87. Source: Cephes' expf.
+inline Vec exp(Vec x) {
+  x = smallest(largest(x, splat(-87.0f)), splat(87.0f));
+  Vec shifted = x * 1.44269504f + 12582912.0f;  // x / ln 2, rounded: in the lowest bits
+  Vec power = shifted - 12582912.0f;
+  Vec rest = x - power * 0.693359375f + power * 2.12194440e-4f;
+  Vec series = rest * 1.9875691500e-4f + 1.3981999507e-3f;
+  series = series * rest + 8.3334519073e-3f;
+  series = series * rest + 4.1665795894e-2f;
+  series = series * rest + 1.6666665459e-1f;
+  series = series * rest + 5.0000001201e-1f;
+  series = series * rest * rest + rest + 1.0f;
+  return (Vec)((Bits)series + ((Bits)shifted << 23));
+}
+
+// Two bfloat16 in each 32-bit lane: the first is the lower half.
+inline Vec first_of_pair(Bits pairs) { return (Vec)(pairs << 16); }
+inline Vec second_of_pair(Bits pairs) { return (Vec)(pairs & 0xffff0000u); }
+
+inline uint32_t bits_of(float value) { return load_as<uint32_t>(&value); }
+inline float to_float(uint16_t half) {
+  uint32_t bits = uint32_t(half) << 16;
+  return load_as<float>(&bits);
+}
+
+// Round to nearest even; NaN stays NaN.
+inline uint16_t to_bfloat16(float value) {
+  uint32_t bits = bits_of(value);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return uint16_t(bits >> 16 | 0x40);
+  return uint16_t((bits + 0x7fffu + (bits >> 16 & 1)) >> 16);
+}
+
+// Whether products of bfloat16 pairs are one instruction. The emulation, for tests on machines
+// without it, computes the same sum in float32.
+#if defined(__AVX512BF16__) || defined(PAGED_JAX_EMULATE_BF16_DOT)
+constexpr bool kHasBf16Dot = true;
+#else
+constexpr bool kHasBf16Dot = false;
+#endif
+
+// sum + a.first * b.first + a.second * b.second, lane by lane.
+inline Vec dot_pairs(Vec sum, Bits a, Bits b) {
+#if defined(__AVX512BF16__)
+  return (Vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
+#else
+  sum += second_of_pair(a) * second_of_pair(b);
+  return sum + first_of_pair(a) * first_of_pair(b);
+#endif
+}
+
+}  // namespace paged_jax
