@@ -148,6 +148,18 @@ class AsyncEngine:
         """End a request; its consumer gets a last delta whose choices are finished as "abort"."""
         self._post(lambda: self._abort(request_id))
 
+    async def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes unless a request holds blocks; return whether it was done."""
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[bool] = loop.create_future()
+
+        def reset() -> None:
+            is_reset = self.engine.scheduler.pool.reset_prefix_cache()
+            loop.call_soon_threadsafe(done.set_result, is_reset)
+
+        self._post(reset)
+        return await done
+
     def _post(self, command: Callable[[], None]) -> None:
         with self._wake:
             self._inbox.append(command)

@@ -11,6 +11,7 @@ from starlette.types import Receive
 from paged_jax.outputs import ChoiceDelta, CompletionOutput, RequestDelta, RequestOutput
 from server.call import Call
 from server.errors import SHUTTING_DOWN, ApiError
+from server.state import ServerState
 from server.wire import Json
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-async def deltas_of(engine: "AsyncEngine", call: Call) -> Deltas:
+async def deltas_of(state: ServerState, call: Call) -> Deltas:
     """Yield the number of a prompt and its next delta, in order of arrival.
 
     Closing it aborts what still runs. A consumer that is slow holds up nothing: the engine merges.
@@ -56,13 +57,13 @@ async def deltas_of(engine: "AsyncEngine", call: Call) -> Deltas:
         ApiError: the engine failed on a request, or aborted it to shut down.
     """
     if len(call.prompts) == 1:
-        async with aclosing(_one_prompt(engine, call, 0)) as deltas:
+        async with aclosing(_one_prompt(state, call, 0)) as deltas:
             async for delta in deltas:
                 yield 0, delta
         return
     queue: asyncio.Queue[tuple[int, RequestDelta | Exception | None]] = asyncio.Queue(maxsize=1)
     tasks = [
-        asyncio.create_task(_pump(_one_prompt(engine, call, number), queue, number))
+        asyncio.create_task(_pump(_one_prompt(state, call, number), queue, number))
         for number in range(len(call.prompts))
     ]
     try:
@@ -98,24 +99,30 @@ async def _pump(
 
 
 async def _one_prompt(
-    engine: "AsyncEngine", call: Call, number: int
+    state: ServerState, call: Call, number: int
 ) -> AsyncGenerator[RequestDelta, None]:
-    source = _generator(
+    engine, engine_id = state.engine, f"{call.id}-{number}-{id(call):x}"
+    source = closable(
         engine.generate(
             call.prompts[number].ids,
             call.params,
-            request_id=f"{call.id}-{number}-{id(call):x}",
+            request_id=engine_id,
             priority=call.priority,
             cache_salt=call.cache_salt,
         )
     )
-    async with aclosing(source) as deltas:
-        async for delta in deltas:
-            _check_delta(engine, delta)
-            yield _without_output(delta) if call.answer.is_scoring else delta
+    state.running[engine_id] = (call.id, call.id.partition("-")[2])
+    try:
+        async with aclosing(source) as deltas:
+            async for delta in deltas:
+                _check_delta(engine, delta)
+                yield _without_output(delta) if call.answer.is_scoring else delta
+    finally:
+        del state.running[engine_id]
 
 
-def _generator(deltas: AsyncIterator[RequestDelta]) -> AsyncGenerator[RequestDelta, None]:
+def closable(deltas: AsyncIterator[RequestDelta]) -> AsyncGenerator[RequestDelta, None]:
+    """Return what AsyncEngine.generate made as what it is; closing it aborts the request."""
     assert hasattr(deltas, "aclose"), "Engine.generate must be an async generator"
     return cast(AsyncGenerator[RequestDelta, None], deltas)
 
@@ -167,7 +174,7 @@ class Usage:
         }
 
 
-async def collect(engine: "AsyncEngine", call: Call) -> tuple[list[RequestOutput], Usage]:
+async def collect(state: ServerState, call: Call) -> tuple[list[RequestOutput], Usage]:
     """Run the call to its end; raises as `deltas_of`."""
     outputs = [
         RequestOutput(
@@ -179,7 +186,7 @@ async def collect(engine: "AsyncEngine", call: Call) -> tuple[list[RequestOutput
         for prompt in call.prompts
     ]
     usage = Usage.of(call)
-    async with aclosing(deltas_of(engine, call)) as deltas:
+    async with aclosing(deltas_of(state, call)) as deltas:
         async for number, delta in deltas:
             outputs[number].absorb(delta)
             usage.absorb(number, delta)

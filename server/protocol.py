@@ -11,11 +11,11 @@ from paged_jax.host.invalid_request import InvalidRequest
 from paged_jax.host.sampling_params import SamplingParams
 from server.call import AnswerOptions, Call, Prompt
 from server.errors import cut
-from server.fields import INT64, MAX_STRING_LEN, Fields
 from server.logprobs import TokenSpelling
 from server.prompts import chat_prompt, completion_prompts
+from server.schema import Fields
 from server.state import ServerState
-from server.unoffered import refuse_unoffered
+from server.tables import MAX_NAME_LEN
 from server.wire import Json
 
 COMPLETION_MAX_TOKENS = 16
@@ -33,23 +33,26 @@ _PASSED_ON = (
     "ignore_eos",
     "skip_special_tokens",
     "include_stop_str_in_output",
+    "stop",
+    "stop_token_ids",
 )
 
 
-def parse_completion(state: ServerState, body: Json, header_id: str | None) -> Call:
+def parse_completion(state: ServerState, fields: Fields, header_id: str | None) -> Call:
     """Read the body of /v1/completions.
 
     Raises:
         InvalidRequest: names the field at fault.
-        ApiError: the model is unknown.
     """
-    fields = Fields(body)
-    state.check_model(fields)
-    refuse_unoffered(fields)
-    echo = fields.boolean("echo")
-    max_tokens = fields.integer("max_tokens", 0 if echo else 1, state.limit)
+    n, best_of = fields.get("n") or 1, fields.get("best_of")
+    if best_of not in (None, n):
+        raise InvalidRequest(f"best_of must equal n ({n}), not {cut(best_of)}", "best_of")
+    max_tokens: int | None = fields.get("max_tokens")
     max_tokens = COMPLETION_MAX_TOKENS if max_tokens is None else max_tokens
-    logprobs = fields.integer("logprobs", 0, state.engine.config.max_logprobs)
+    echo: bool = fields.get("echo")
+    if max_tokens == 0 and not echo:
+        raise InvalidRequest("max_tokens must be at least 1 without echo", "max_tokens")
+    logprobs: int | None = fields.get("logprobs")
     answer = _answer_options(state, fields, logprobs=logprobs, is_scoring=max_tokens == 0)
     echoed = logprobs if echo else None
     params = _sampling_params(
@@ -59,16 +62,10 @@ def parse_completion(state: ServerState, body: Json, header_id: str | None) -> C
     return _call(state, fields, "cmpl-", header_id, (prompts, params, answer))
 
 
-def parse_chat(state: ServerState, body: Json, header_id: str | None) -> Call:
+def parse_chat(state: ServerState, fields: Fields, header_id: str | None) -> Call:
     """Read the body of /v1/chat/completions; raises as `parse_completion`."""
-    fields = Fields(body)
-    state.check_model(fields)
-    refuse_unoffered(fields)
-    logprobs = _chat_logprobs(fields, state.engine.config.max_logprobs)
-    answer = _answer_options(state, fields, logprobs=logprobs)
-    limits = [
-        fields.integer(name, 1, state.limit) for name in ("max_completion_tokens", "max_tokens")
-    ]
+    answer = _answer_options(state, fields, logprobs=_chat_logprobs(fields))
+    limits = [fields.get(name) for name in ("max_completion_tokens", "max_tokens")]
     default: Any = state.engine.default_sampling.get("max_tokens")
     max_tokens = next((limit for limit in limits if limit is not None), default)
     params = _sampling_params(state, fields, answer, max_tokens=max_tokens)
@@ -90,10 +87,10 @@ def _call(
     prompts, params, answer = parts
     for prompt in prompts:
         state.engine.check(prompt.ids, params)
-    own_id = fields.text("request_id", max_len=MAX_STRING_LEN)
-    if header_id is not None and not 1 <= len(header_id) <= MAX_STRING_LEN:
+    own_id: str | None = fields.get("request_id")
+    if header_id is not None and not 1 <= len(header_id) <= MAX_NAME_LEN:
         raise InvalidRequest(
-            f"X-Request-Id must have 1 to {MAX_STRING_LEN} characters", "X-Request-Id"
+            f"X-Request-Id must have 1 to {MAX_NAME_LEN} characters", "X-Request-Id"
         )
     return Call(
         id=prefix + (header_id or own_id or uuid.uuid4().hex),
@@ -102,14 +99,14 @@ def _call(
         prompts=prompts,
         params=params,
         answer=answer,
-        priority=fields.integer("priority", -INT64, INT64 - 1) or 0,
-        cache_salt=fields.text("cache_salt", max_len=MAX_STRING_LEN),
+        priority=fields.get("priority") or 0,
+        cache_salt=fields.get("cache_salt"),
     )
 
 
-def _chat_logprobs(fields: Fields, most: int) -> int | None:
-    is_on = fields.boolean("logprobs")
-    count = fields.integer("top_logprobs", 0, most)
+def _chat_logprobs(fields: Fields) -> int | None:
+    is_on: bool = fields.get("logprobs")
+    count: int | None = fields.get("top_logprobs")
     if count and not is_on:
         raise InvalidRequest("top_logprobs needs logprobs to be true", "top_logprobs")
     return count or 0 if is_on else None
@@ -118,27 +115,25 @@ def _chat_logprobs(fields: Fields, most: int) -> int | None:
 def _answer_options(
     state: ServerState, fields: Fields, *, logprobs: int | None, is_scoring: bool = False
 ) -> AnswerOptions:
-    stream = fields.boolean("stream")
-    options = fields.mapping("stream_options")
-    if options is not None and not stream:
+    stream: bool = fields.get("stream")
+    if fields.has("stream_options") and not stream:
         raise InvalidRequest("stream_options needs stream to be true", "stream_options")
-    named = Fields({f"stream_options.{name}": value for name, value in (options or {}).items()})
-    include_usage = named.boolean("stream_options.include_usage")
-    continuous = named.boolean("stream_options.continuous_usage_stats")
-    prompt_logprobs = fields.integer("prompt_logprobs", 0, state.engine.config.max_logprobs)
+    options: Json = fields.get("stream_options") or {}
+    include_usage = bool(options.get("include_usage"))
+    prompt_logprobs: int | None = fields.get("prompt_logprobs")
     if prompt_logprobs is not None and stream:
         raise InvalidRequest("prompt_logprobs is not offered in streams", "prompt_logprobs")
-    as_ids = fields.boolean("return_tokens_as_token_ids")
+    as_ids: bool = fields.get("return_tokens_as_token_ids")
     return AnswerOptions(
         spell=TokenSpelling(state.engine.tokenizer.token_text, as_ids),
         stream=stream,
         include_usage=include_usage,
-        continuous_usage=include_usage and continuous,
-        echo=fields.boolean("echo"),
+        continuous_usage=include_usage and bool(options.get("continuous_usage_stats")),
+        echo=fields.get("echo"),
         is_scoring=is_scoring,
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
-        return_token_ids=fields.boolean("return_token_ids"),
+        return_token_ids=fields.get("return_token_ids"),
     )
 
 
@@ -153,10 +148,6 @@ def _sampling_params(
     """Build from the body, over the model's defaults; an echoed prompt may need logprobs too."""
     values: dict[str, Any] = dict(state.engine.default_sampling)
     values |= {name: fields.get(name) for name in _PASSED_ON if fields.has(name)}
-    if fields.has("stop"):
-        values["stop"] = _stop(fields)
-    if fields.has("stop_token_ids"):
-        values["stop_token_ids"] = fields.items("stop_token_ids", int, "token ids")
     values |= {
         "logit_bias": _logit_bias(fields),
         "max_tokens": max_tokens,
@@ -166,11 +157,6 @@ def _sampling_params(
     return SamplingParams(**values)
 
 
-def _stop(fields: Fields) -> Any:
-    value = fields.get("stop")
-    return value if isinstance(value, str) else fields.items("stop", str, "strings")
-
-
 def _larger(*counts: int | None) -> int | None:
     return max((count for count in counts if count is not None), default=None)
 
@@ -178,7 +164,8 @@ def _larger(*counts: int | None) -> int | None:
 def _logit_bias(fields: Fields) -> dict[int, Any]:
     """Turn the string keys that JSON needs into ids."""
     bias: dict[int, Any] = {}
-    for key, value in (fields.mapping("logit_bias") or {}).items():
+    given: Json = fields.get("logit_bias") or {}
+    for key, value in given.items():
         if not (key.isascii() and key.isdecimal() and len(key) <= 20):
             raise InvalidRequest(f"logit_bias must map token ids, not {cut(key)}", "logit_bias")
         bias[int(key)] = value

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 from paged_jax.host.invalid_request import InvalidRequest
 from server.errors import SHUTTING_DOWN, ApiError, cut
-from server.fields import Fields
+from server.metrics import Metrics
+from server.tables import Limits
+from server.wire import Json
 
 if TYPE_CHECKING:
     from paged_jax.async_engine import AsyncEngine
@@ -42,12 +44,20 @@ class ServerState:
     Attributes:
         created: Unix time of the start, in whole seconds.
         num_in_flight: generation requests being answered.
+        running: the engine's id of each prompt being answered, and the ids clients know it by.
     """
 
     engine: "AsyncEngine"
     settings: ServerSettings
+    metrics: Metrics
     created: int = field(default_factory=lambda: int(time.time()))
     num_in_flight: int = 0
+    running: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+
+    @property
+    def limits(self) -> Limits:
+        """The bounds of requests that depend on the engine."""
+        return Limits(self.limit, self.engine.config.max_logprobs)
 
     @property
     def limit(self) -> int:
@@ -70,12 +80,23 @@ class ServerState:
             reason = SHUTTING_DOWN if self.engine.is_draining else "the engine has failed"
             raise ApiError(503, reason)
 
-    def check_model(self, fields: Fields) -> None:
-        """Raise ApiError 404 unless the body's `model` is absent or one of the served names."""
-        name = fields.text("model")
-        if name is not None and name not in self.settings.served_names:
+    def check_model(self, body: Json) -> None:
+        """Raise ApiError 404 if the body's `model` is a name that is not served."""
+        name = body.get("model")
+        if isinstance(name, str) and name not in self.settings.served_names:
             names = ", ".join(self.settings.served_names)
             raise ApiError(404, f"no model {cut(name)}; this server has: {names}", "model")
+
+    def abort(self, request_id: str | None) -> int:
+        """End the requests whose answer has this id, or all; return how many prompts ended."""
+        found = [
+            engine_id
+            for engine_id, ids in self.running.items()
+            if request_id is None or request_id in ids
+        ]
+        for engine_id in found:
+            self.engine.abort(engine_id)
+        return len(found)
 
     def check_text_len(self, text: str, name: str) -> None:
         """Raise InvalidRequest if `text` cannot fit the context, before it is tokenised."""

@@ -6,7 +6,6 @@ All events of one delta are sent together.
 
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing, suppress
-from typing import TYPE_CHECKING
 
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
@@ -16,10 +15,8 @@ from server.call import Call
 from server.errors import describe
 from server.formats import Format, envelope, is_silent
 from server.generation import ClientGone, Usage, deltas_of, unless_disconnected
+from server.state import ServerState
 from server.wire import DONE, Json, event
-
-if TYPE_CHECKING:
-    from paged_jax.async_engine import AsyncEngine
 
 
 class EventStream(StreamingResponse):
@@ -38,13 +35,11 @@ class EventStream(StreamingResponse):
                 await unless_disconnected(receive, self.stream_response(send))
 
 
-async def events_of(
-    engine: "AsyncEngine", call: Call, spelled: Format
-) -> AsyncGenerator[bytes, None]:
+async def events_of(state: ServerState, call: Call, spelled: Format) -> AsyncGenerator[bytes, None]:
     """Yield the events of the whole answer."""
     writer = _EventWriter(call, spelled)
     try:
-        async with aclosing(deltas_of(engine, call)) as deltas:
+        async with aclosing(deltas_of(state, call)) as deltas:
             async for number, delta in deltas:
                 if part := writer.part(number, delta):
                     yield part

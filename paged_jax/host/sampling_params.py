@@ -66,7 +66,7 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         self._normalise()
-        for name, (kind, low, high) in _RANGES.items():
+        for name, (kind, low, high) in RANGES.items():
             _check_number(name, getattr(self, name), kind, low, high, optional=name in _OPTIONAL)
         for name in (
             "ignore_eos",
@@ -172,7 +172,8 @@ class SamplingParams:
 
 
 _INT64 = 1 << 63
-_RANGES: dict[str, tuple[type, float, float]] = {
+# Kind and bounds of every numeric field; the HTTP side publishes the same.
+RANGES: dict[str, tuple[type, float, float]] = {
     "n": (int, 1, MAX_N),
     "presence_penalty": (float, -2, 2),
     "frequency_penalty": (float, -2, 2),

@@ -175,3 +175,20 @@ def test_request_that_fails_does_not_touch_another(served: AsyncEngine, monkeypa
     assert good.outputs[0].token_ids == alone.outputs[0].token_ids and good.finished
     assert served.is_healthy and served.engine.num_live == 0
     served.engine.scheduler.check()
+
+
+def test_reset_prefix_cache_forgets_only_when_nothing_runs(served: AsyncEngine) -> None:
+    async def main() -> tuple[list[bool], list[int]]:
+        params = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
+        stream = served.generate(PROMPT, params, request_id="long")
+        await anext(stream)  # type: ignore[arg-type]
+        done = [await served.reset_prefix_cache()]
+        async for _ in stream:
+            pass
+        cached = [(await collect(served, params)).num_cached_tokens]
+        done.append(await served.reset_prefix_cache())
+        cached.append((await collect(served, params)).num_cached_tokens)
+        return done, cached
+
+    done, (warm, cold) = asyncio.run(main())
+    assert done == [False, True] and warm > 0 and cold == 0

@@ -91,6 +91,7 @@ class FakeEngine:
         self.asked: list[tuple[SamplingParams, int, str | None]] = []
         self.num_yielded = 0
         self._doomed = False
+        self._ended: set[str] = set()
         self._observers: list[EngineObserver] = []
         self._stats = EngineStats(usage=PoolUsage(64, 0, 0))
 
@@ -145,7 +146,7 @@ class FakeEngine:
         if answers[0].num_tokens >= self.fail_after:
             self.is_healthy = False
             return RequestDelta(request_id, (), True, error="the engine failed: Boom")
-        if self._doomed:
+        if self._doomed or request_id in self._ended:
             choices = tuple(answer.aborted() for answer in answers if not answer.is_finished)
             return RequestDelta(request_id, choices, True)
         first = answers[0]
@@ -169,6 +170,12 @@ class FakeEngine:
         )  # fmt: skip
         for observer in self._observers:
             observer.on_finish(record)
+
+    def abort(self, request_id: str) -> None:
+        self._ended.add(request_id)
+
+    async def reset_prefix_cache(self) -> bool:
+        return not self.running
 
     async def drain(self, timeout_s: float) -> None:
         self.is_draining = True

@@ -1,0 +1,200 @@
+"""The table of endpoints: routes, key and counting rules and /openapi.json all come from it."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from paged_jax.host.invalid_request import InvalidRequest
+from paged_jax.host.sampling_params import SamplingParams
+from server.call import Call
+from server.errors import ApiError, cut
+from server.fields import read_json
+from server.formats import ChatFormat, CompletionFormat, Format
+from server.generation import ClientGone, closable, collect, unless_disconnected
+from server.metrics import Metrics
+from server.protocol import parse_chat, parse_completion
+from server.schema import Fields
+from server.state import ServerState
+from server.streaming import EventStream, events_of
+from server.tables import (
+    Limits,
+    abort_body,
+    chat_body,
+    completion_body,
+    detokenize_body,
+    tokenize_body,
+)
+from server.tokens import detokenize, tokenize
+from server.wire import Json
+
+HEALTH_S = 30.0
+Handler = Callable[[ServerState, Request], Awaitable[Response]]
+Parser = Callable[[ServerState, Fields, str | None], Call]
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """One path.
+
+    Attributes:
+        body: describes the JSON body; None where there is none.
+        answers: media type of a 200.
+        is_open: no API key is needed.
+        is_generation: counted as load.
+    """
+
+    path: str
+    handler: Handler
+    summary: str
+    methods: tuple[str, ...] = ("GET",)
+    body: Callable[[Limits], Json] | None = None
+    answers: str = "application/json"
+    is_open: bool = False
+    is_generation: bool = False
+
+
+async def _health(state: ServerState, _request: Request) -> Response:
+    return Response(status_code=200 if state.is_ready else 503)
+
+
+async def _health_generate(state: ServerState, _request: Request) -> Response:
+    """Answer 200 once the engine has made one token, 503 if it does not."""
+    state.check_ready()
+    params = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False)
+    stream = state.engine.generate((0,), params, request_id=f"health-{id(params):x}", priority=-1)
+    try:
+        async with asyncio.timeout(HEALTH_S), aclosing(closable(stream)) as deltas:
+            async for delta in deltas:
+                if delta.error is not None:
+                    raise ApiError(503, delta.error)
+    except TimeoutError:
+        raise ApiError(503, f"the engine made no token within {HEALTH_S:g} s") from None
+    return Response(status_code=200)
+
+
+async def _version(state: ServerState, _request: Request) -> Response:
+    return JSONResponse({"version": state.settings.version})
+
+
+async def _load(state: ServerState, _request: Request) -> Response:
+    return JSONResponse({"server_load": state.num_in_flight})
+
+
+async def _models(state: ServerState, _request: Request) -> Response:
+    cards = [_model_card(state, name) for name in state.settings.served_names]
+    return JSONResponse({"object": "list", "data": cards})
+
+
+async def _model(state: ServerState, request: Request) -> Response:
+    name = request.path_params["name"]
+    if name not in state.settings.served_names:
+        raise ApiError(404, f"no model {cut(name)}", "model")
+    return JSONResponse(_model_card(state, name))
+
+
+def _model_card(state: ServerState, name: str) -> Json:
+    return {
+        "id": name,
+        "object": "model",
+        "created": state.created,
+        "owned_by": "paged_jax",
+        "root": state.settings.root or name,
+        "parent": None,
+        "max_model_len": state.limit,
+    }
+
+
+async def _reset_prefix_cache(state: ServerState, _request: Request) -> Response:
+    return JSONResponse({"success": await state.engine.reset_prefix_cache()})
+
+
+async def read_fields(
+    state: ServerState, request: Request, body: Callable[[Limits], Json]
+) -> Fields:
+    """Return the request's body, checked against its description."""
+    read = await read_json(request)
+    state.check_model(read)
+    return await asyncio.to_thread(Fields, body(state.limits), read)
+
+
+def _json(body: Callable[[Limits], Json], answer: Callable[[ServerState, Fields], Json]) -> Handler:
+    """Return a handler that answers in a thread, for texts may be long."""
+
+    async def handle(state: ServerState, request: Request) -> Response:
+        fields = await read_fields(state, request, body)
+        return JSONResponse(await asyncio.to_thread(answer, state, fields))
+
+    return handle
+
+
+async def _abort(state: ServerState, request: Request) -> Response:
+    fields = await read_fields(state, request, abort_body)
+    request_id: str | None = fields.get("request_id")
+    if fields.get("abort_all") == (request_id is not None):
+        raise InvalidRequest("either request_id or abort_all is needed", "request_id")
+    return JSONResponse({"num_aborted": state.abort(request_id)})
+
+
+def _generation(
+    body: Callable[[Limits], Json], parse: Parser, spelling: Callable[[Call], Format]
+) -> Handler:
+    """Return the handler of a generation endpoint; texts are tokenised in a thread."""
+
+    async def handle(state: ServerState, request: Request) -> Response:
+        state.check_ready()
+        fields = await read_fields(state, request, body)
+        header_id = request.headers.get("x-request-id")
+        call = await asyncio.to_thread(parse, state, fields, header_id)
+        state.check_ready()
+        spelled = spelling(call)
+        if call.answer.stream:
+            return EventStream(events_of(state, call, spelled))
+        try:
+            outputs, usage = await unless_disconnected(request.receive, collect(state, call))
+        except ClientGone:
+            return Response(status_code=499)
+        return JSONResponse(spelled.whole(outputs) | {"usage": usage.json()})
+
+    return handle
+
+
+async def _scrape(state: ServerState, _request: Request) -> Response:
+    body = await asyncio.to_thread(state.metrics.text)
+    return Response(body, media_type=Metrics.content_type)
+
+
+def _post(path: str, summary: str, body: Callable[[Limits], Json], handler: Handler) -> Endpoint:
+    is_generation = path.startswith("/v1/")
+    return Endpoint(path, handler, summary, ("POST",), body, is_generation=is_generation)
+
+
+ENDPOINTS = (
+    Endpoint("/health", _health, "200 while requests are taken.", answers="", is_open=True),
+    Endpoint("/ping", _health, "As /health.", ("GET", "POST"), answers="", is_open=True),
+    Endpoint("/health_generate", _health_generate, "200 once a token was made.", answers=""),
+    Endpoint("/version", _version, "The server's version.", is_open=True),
+    Endpoint("/metrics", _scrape, "Prometheus metrics.", answers="text/plain", is_open=True),
+    Endpoint("/load", _load, "Generation requests being answered."),
+    Endpoint("/v1/models", _models, "The models served."),
+    Endpoint("/v1/models/{name:path}", _model, "One of them."),
+    Endpoint("/reset_prefix_cache", _reset_prefix_cache, "Forget cached prefixes.", ("POST",)),
+    _post("/abort_request", "End requests being answered.", abort_body, _abort),
+    _post("/tokenize", "Text to token ids.", tokenize_body, _json(tokenize_body, tokenize)),
+    _post("/detokenize", "Token ids to text.", detokenize_body, _json(detokenize_body, detokenize)),
+    _post(
+        "/v1/completions",
+        "Continue prompts.",
+        completion_body,
+        _generation(completion_body, parse_completion, CompletionFormat),
+    ),
+    _post(
+        "/v1/chat/completions",
+        "Answer a conversation.",
+        chat_body,
+        _generation(chat_body, parse_chat, ChatFormat),
+    ),
+)
