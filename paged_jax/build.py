@@ -54,7 +54,7 @@ def build_engine(args: EngineArgs) -> Engine:
     )  # fmt: skip
     config = EngineConfig(
         model=model,
-        cache=CacheConfig(2, args.block_size, args.enable_prefix_caching),
+        cache=CacheConfig(2, args.block_size, args.enable_prefix_caching, args.kv_cache_dtype),
         scheduler=limits,
         model_name=args.model or source.name,
         seed=args.seed,
@@ -120,7 +120,7 @@ def size_pool(args: EngineArgs, config: EngineConfig, params: ModelParams) -> Me
         args,
         weights_bytes=sum(leaf.nbytes for leaf in jax.tree.leaves(params)),
         programs_bytes=programs_bytes,
-        block_bytes=block_bytes(config.model, args.block_size),
+        block_bytes=block_bytes(config.model, config.cache),
     )
     check_model_len(args, ledger, config.scheduler.max_model_len)
     return ledger

@@ -78,7 +78,7 @@ class ModelConfig:
         qk_norm: RMS norm on each query and key head (Qwen3).
         windows: per layer, how many tokens back a query sees, itself included; None sees
             everything.
-        dtype: "float32", "bfloat16" or "float16": weights, activations and KV pool.
+        dtype: "float32", "bfloat16" or "float16": weights and activations.
         vocab_limit: ids at or above this are never sampled (padding rows of the embedding); None =
             vocab_size.
         eos_token_ids: ids that end generation unless `ignore_eos`.
@@ -127,11 +127,18 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class CacheConfig:
-    """The KV pool. `num_blocks` includes the null block 0, which is never allocated."""
+    """The KV pool.
+
+    Attributes:
+        num_blocks: the null block 0, which is never allocated, included.
+        dtype: one of KV_CACHE_DTYPES; "auto" is the model's, "int8" and "fp8" have a scale for
+            each token and head.
+    """
 
     num_blocks: int
     block_size: int = 16
     prefix_caching: bool = True
+    dtype: str = "auto"
 
 
 @dataclass(frozen=True)
@@ -187,6 +194,7 @@ def option(
 
 
 GIB = 1 << 30
+KV_CACHE_DTYPES = ("auto", "bfloat16", "float32", "int8", "fp8", "fp8_e4m3")
 
 
 def cache_folder() -> Path:
@@ -206,7 +214,7 @@ class EngineArgs:
     )
     dtype: str = option(
         "auto",
-        "weights, activations, KV pool; auto: float32 on a CPU, elsewhere the checkpoint's own",
+        "weights and activations; auto: float32 on a CPU, elsewhere the checkpoint's own",
         choices=("auto", "float32", "bfloat16", "float16", "half", "float"),
     )
     quantization: str | None = option(
@@ -230,6 +238,11 @@ class EngineArgs:
         "bytes for the KV pool (default: 1 GiB on a CPU, what is left on a GPU)",
         low=1,
         high=1 << 50,
+    )
+    kv_cache_dtype: str = option(
+        "auto",
+        "KV pool; auto: as --dtype; int8 and fp8 (e4m3): with a scale for each token and head",
+        choices=KV_CACHE_DTYPES,
     )
     num_gpu_blocks_override: int | None = option(
         None, "number of KV blocks, instead of measuring", low=2, high=1 << 31

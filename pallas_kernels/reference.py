@@ -10,17 +10,27 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, UInt16
+from jaxtyping import Array, Float, Int, Int8, UInt8, UInt16
 
 Pool = (
     Float[Array, "blocks block_size kv_heads head_dim"]
+    | Int8[Array, "blocks block_size kv_heads head_dim"]
+    | UInt8[Array, "blocks block_size kv_heads head_dim"]
     | UInt16[Array, "blocks block_size kv_heads head_dim"]
 )
+New = (
+    Float[Array, "tokens kv_heads head_dim"]
+    | Int8[Array, "tokens kv_heads head_dim"]
+    | UInt8[Array, "tokens kv_heads head_dim"]
+)
+Scales = Float[Array, "blocks block_size kv_heads"]
 Sinks = Float[Array, " q_heads"]
 
 TILE_KV = 128
 TILE_Q = 16
 NUM_LANES = 8
+# Unsigned integers in a pool are the bits of floats.
+FLOATS = {jnp.dtype(jnp.uint16): jnp.bfloat16, jnp.dtype(jnp.uint8): jnp.float8_e4m3fn}
 FAR = 1 << 30
 LOWEST = float(np.finfo(np.float32).min)
 
@@ -37,6 +47,8 @@ def paged_attention_dense(
     window: int | None = None,
     softcap: float | None = None,
     sinks: Sinks | None = None,
+    k_scales: Scales | None = None,
+    v_scales: Scales | None = None,
 ) -> Float[Array, "tokens q_heads head_dim"]:
     """Attend over each token's whole context at once: the definition, in tokens * context memory.
 
@@ -47,19 +59,24 @@ def paged_attention_dense(
         softcap: scores become tanh(score / softcap) * softcap.
         sinks: what each query head's weights are divided by gets exp(sink) more, as if one more
             position of value 0 had that score; neither scaled nor capped. -inf is none.
+        k_scales: what each stored key is to be multiplied by; v_scales likewise. None is 1.
     Returns:
         zeros for padding tokens, which no sequence owns.
     """
-    view = _View(k_pool, v_pool, block_tables, query_starts, kv_lens)
+    view = _View(k_pool, v_pool, block_tables, query_starts, kv_lens, k_scales, v_scales)
     seq, query_pos = _owner(view, q.shape[0])
     context_pos = jnp.arange(block_tables.shape[1] * k_pool.shape[1], dtype=jnp.int32)
     seen = _sees(query_pos[:, None], context_pos[None, :], window)[:, None, None, :]
     slots = _slots(view, seq, context_pos, _reach(query_pos[:, None], window))
-    k, v = _read(k_pool, slots), _read(v_pool, slots)  # [tokens kv_heads context head_dim]
+    k, v = (_read(pool, slots).astype(jnp.float32) for pool in (k_pool, v_pool))
+    if k_scales is not None and v_scales is not None:
+        k *= _read(k_scales[..., None], slots)  # [tokens kv_heads context head_dim]
+        v *= _read(v_scales[..., None], slots)
     grouped = q.reshape(q.shape[0], k.shape[1], -1, q.shape[2])  # [tokens kv_heads group head_dim]
-    scores = _capped(_dot("tkgd,tkcd->tkgc", grouped, k) * jnp.float32(scale), softcap)
+    scores = _dot("tkgd,tkcd->tkgc", grouped.astype(jnp.float32), k)
+    scores = _capped(scores * jnp.float32(scale), softcap)
     weights = _softmax(jnp.where(seen, scores, LOWEST), sinks)
-    out = _dot("tkgc,tkcd->tkgd", weights, v.astype(jnp.float32)).reshape(q.shape)
+    out = _dot("tkgc,tkcd->tkgd", weights, v).reshape(q.shape)
     return jnp.where(query_pos[:, None, None] >= 0, out, 0.0).astype(q.dtype)
 
 
@@ -75,13 +92,15 @@ def paged_attention(
     window: int | None = None,
     softcap: float | None = None,
     sinks: Sinks | None = None,
+    k_scales: Scales | None = None,
+    v_scales: Scales | None = None,
 ) -> Float[Array, "tokens q_heads head_dim"]:
     """Do the same tile by tile, in memory that depends on neither the pool nor the context.
 
     Sequences of one query (decode) and of many (prefill) are cut into tiles of their own widths, so
     that among steps of one shape a row's result does not depend on what else is computed.
     """
-    view = _View(k_pool, v_pool, block_tables, query_starts, kv_lens)
+    view = _View(k_pool, v_pool, block_tables, query_starts, kv_lens, k_scales, v_scales)
     rule = _Rule(scale, window, softcap, sinks)
     lens = query_starts[1:] - query_starts[:-1]
     if q.shape[0] <= kv_lens.shape[0]:
@@ -93,8 +112,8 @@ def paged_attention(
 def write_kv(
     k_pool: Pool,
     v_pool: Pool,
-    k: Float[Array, "tokens kv_heads head_dim"],
-    v: Float[Array, "tokens kv_heads head_dim"],
+    k: New,
+    v: New,
     slots: Int[Array, " tokens"],
 ) -> tuple[Pool, Pool]:
     """Write each token's key and value to its slot; in place where the pools are donated.
@@ -105,6 +124,17 @@ def write_kv(
     return _write(k_pool, k, slots), _write(v_pool, v, slots)
 
 
+def write_scales(
+    k_scales: Scales,
+    v_scales: Scales,
+    k: Float[Array, "tokens kv_heads"],
+    v: Float[Array, "tokens kv_heads"],
+    slots: Int[Array, " tokens"],
+) -> tuple[Scales, Scales]:
+    """Write the scales of each token's key and value as `write_kv` writes these."""
+    return _write(k_scales, k, slots), _write(v_scales, v, slots)
+
+
 class _View(NamedTuple):
     """The pool as the sequences of one step see it."""
 
@@ -113,6 +143,8 @@ class _View(NamedTuple):
     block_tables: Array
     query_starts: Array
     kv_lens: Array
+    k_scales: Array | None
+    v_scales: Array | None
 
 
 class _Rule(NamedTuple):
@@ -202,8 +234,8 @@ def _attend_group(q: Array, view: _View, rule: _Rule, seq: Array, query_pos: Arr
     def add(tile: Array | int, sums: _Sums) -> _Sums:
         context_pos = tile * TILE_KV + jnp.arange(TILE_KV, dtype=jnp.int32)
         slots = _slots(view, seq, context_pos, reach)
-        k, v = _read(view.k_pool, slots), _read(view.v_pool, slots)
-        scores = _dot("lkrd,lkcd->lkcr", folded, k)
+        k, v = (_read(pool, slots).astype(q.dtype) for pool in (view.k_pool, view.v_pool))
+        scores = _scaled(_dot("lkrd,lkcd->lkcr", folded, k), view.k_scales, slots)
         scores = _capped(scores * jnp.float32(rule.scale), rule.softcap)
         seen = _sees(row_pos[:, None, :], context_pos[None, :, None], rule.window)
         scores = jnp.where(seen[:, None], scores, LOWEST)
@@ -211,7 +243,8 @@ def _attend_group(q: Array, view: _View, rule: _Rule, seq: Array, query_pos: Arr
         top = jnp.maximum(sums.top, jnp.max(scores, axis=2))
         weights = jnp.exp(scores - top[:, :, None, :])
         decay = jnp.exp(sums.top - top)
-        part = _dot("lkcr,lkcd->lkrd", weights.astype(v.dtype), v)
+        scaled = _scaled(weights, view.v_scales, slots)
+        part = _dot("lkcr,lkcd->lkrd", scaled.astype(v.dtype), v)
         total = sums.total * decay + jnp.sum(weights, axis=2)
         return _Sums(top, total, sums.acc * decay[..., None] + part)
 
@@ -312,13 +345,19 @@ def _read(pool: Array, slots: Array) -> Array:
     flat = pool.reshape(blocks * block_size, kv_heads, head_dim)
     heads = jnp.arange(kv_heads, dtype=jnp.int32)[None, :, None]
     out = flat.at[slots[:, None, :], heads].get(mode="promise_in_bounds")
-    return jax.lax.bitcast_convert_type(out, jnp.bfloat16) if out.dtype == jnp.uint16 else out
+    is_bits = out.dtype in FLOATS
+    return jax.lax.bitcast_convert_type(out, FLOATS[out.dtype]) if is_bits else out
+
+
+def _scaled(values: Array, scales: Array | None, slots: Array) -> Array:
+    """Multiply [lanes kv_heads context rows] by the scale at each slot."""
+    return values if scales is None else values * _read(scales[..., None], slots)
 
 
 def _write(pool: Array, values: Array, slots: Array) -> Array:
-    values = values.astype(jnp.bfloat16 if pool.dtype == jnp.uint16 else pool.dtype)
-    if pool.dtype == jnp.uint16:
-        values = jax.lax.bitcast_convert_type(values, jnp.uint16)
+    values = values.astype(FLOATS.get(pool.dtype, pool.dtype))
+    if pool.dtype in FLOATS:
+        values = jax.lax.bitcast_convert_type(values, pool.dtype)
     flat = pool.reshape(-1, *pool.shape[2:])
     return flat.at[slots].set(values, mode="promise_in_bounds").reshape(pool.shape)
 

@@ -6,12 +6,12 @@ Everything here is decided from shapes, at trace time.
 from dataclasses import dataclass
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int8
+from jaxtyping import Array
 
 from pallas_kernels import reference
 
-Pool = reference.Pool | Int8[Array, "blocks block_size kv_heads head_dim"]
-Scales = Float[Array, "blocks block_size kv_heads"]
+Pool = reference.Pool
+Scales = reference.Scales
 Sinks = reference.Sinks
 
 TILE_KV = 64

@@ -42,6 +42,11 @@ class Step:
         return 1 + self.queries.num_seqs * -(-self.queries.context // BLOCK_SIZE)
 
     @property
+    def cache(self) -> CacheConfig:
+        """The pool."""
+        return CacheConfig(self.num_blocks, BLOCK_SIZE)
+
+    @property
     def num_tokens(self) -> int:
         """New tokens of all sequences."""
         return self.queries.num_seqs * self.queries.query_len
@@ -77,7 +82,7 @@ def _measure(
     effort: Effort,
 ) -> Measurement:
     params, config = make_params(), step.config
-    pool = init_pool(config, CacheConfig(step.num_blocks, BLOCK_SIZE))
+    pool = init_pool(config, step.cache)
     rows = pack_rows([], RowShape(step.queries.num_seqs, step.queries.context, BIASES))
     inputs = StepInput(batch=_batch(step), rows=rows)
     start = time.perf_counter()
@@ -123,7 +128,7 @@ def _num_bytes(step: Step, params: ModelParams) -> int:
     weights = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
     if params.unembed is not None:
         weights -= params.embed.nbytes
-    return weights + (step.num_blocks - 1) * block_bytes(step.config, BLOCK_SIZE)
+    return weights + (step.num_blocks - 1) * block_bytes(step.config, step.cache)
 
 
 def _num_flops(step: Step) -> int:

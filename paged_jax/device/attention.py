@@ -7,7 +7,7 @@ from typing import Literal
 import jax
 from jaxtyping import Array, Float, Int
 
-from paged_jax.device.kv_pool import LayerPool
+from paged_jax.device.kv_pool import LayerPool, Scales
 from pallas_kernels import reference
 
 AttentionBackend = Literal["auto", "xla", "triton"]
@@ -27,6 +27,8 @@ def paged_attention(  # noqa: PLR0913
     window: int | None = None,
     softcap: float | None = None,
     sinks: Float[Array, " q_heads"] | None = None,
+    k_scales: Scales | None = None,
+    v_scales: Scales | None = None,
     backend: AttentionBackend = "auto",
 ) -> Float[Array, "tokens q_heads head_dim"]:
     """Attend from the packed queries of a step to their sequences' contexts, after `write_kv`.
@@ -35,6 +37,7 @@ def paged_attention(  # noqa: PLR0913
         window: a query sees this many tokens back, itself included; None sees all.
         softcap: scores become tanh(score / softcap) * softcap.
         sinks: a score a query head that adds to the sum its weights are divided by, and no value.
+        k_scales: what each key of a one-byte pool is to be multiplied by; v_scales likewise.
         backend: "triton" runs on NVIDIA GPUs, and shapes that it does not take run on "xla";
             "auto" picks "triton" where there is such a GPU.
     Returns:
@@ -42,21 +45,22 @@ def paged_attention(  # noqa: PLR0913
     """
     arrays = (q, k_pool, v_pool, block_tables, query_starts, kv_lens)
     rule = {"scale": scale, "window": window, "softcap": softcap, "sinks": sinks}
+    options = {**rule, "k_scales": k_scales, "v_scales": v_scales}
     if (_pick() if backend == "auto" else backend) == "triton":
         from pallas_kernels import triton  # here: nobody else needs Pallas, which is slow to load
 
         try:
-            return triton.paged_attention(*arrays, **rule)
+            return triton.paged_attention(*arrays, **options)
         except NotImplementedError as limit:
             _say_once(logging.WARNING, f"{limit}; such steps run on the attention back end xla")
-    return reference.paged_attention(*arrays, **rule)
+    return reference.paged_attention(*arrays, **options)
 
 
 def write_kv(
     k_pool: LayerPool,
     v_pool: LayerPool,
-    k: Float[Array, "tokens kv_heads head_dim"],
-    v: Float[Array, "tokens kv_heads head_dim"],
+    k: reference.New,
+    v: reference.New,
     slots: Int[Array, " tokens"],
 ) -> tuple[LayerPool, LayerPool]:
     """Write each token's key and value to its slot; in place where the pools are donated."""

@@ -4,21 +4,35 @@ Slot = block * block_size + offset. Block 0 is the null block: padding writes la
 tables are filled with it. Writing donates the pool; nobody may hold an older one.
 """
 
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, UInt16
+from jaxtyping import Array, Int
 
 from paged_jax.config import CacheConfig, ModelConfig
 from paged_jax.device import platform
 from paged_jax.pytree import pytree
+from pallas_kernels import reference
 
-LayerPool = (
-    Float[Array, "blocks block_size kv_heads head_dim"]
-    | UInt16[Array, "blocks block_size kv_heads head_dim"]
-)
+LayerPool = reference.Pool
+Scales = reference.Scales
+FP8 = "float8_e4m3fn"
+# What XLA's CPU scatter would convert to float32 as a whole at every write is kept as its bits
+# there (measured for bfloat16: 41 ms against 0.03 ms a step).
+BITS = {"bfloat16": np.uint16, FP8: np.uint8}
+
+
+class LayerKV(NamedTuple):
+    """Keys and values of one layer; with scales if they are kept in one byte each."""
+
+    k: LayerPool
+    v: LayerPool
+    k_scales: Scales | None = None
+    v_scales: Scales | None = None
 
 
 @pytree
@@ -28,32 +42,55 @@ class KVPool:
     Attributes:
         k: per layer [blocks block_size kv_heads head_dim].
         v: per layer, the same shape.
+        k_scales: per layer [blocks block_size kv_heads], what to multiply a stored key by; empty
+            unless values are one byte.
+        v_scales: likewise.
     """
 
     k: tuple[LayerPool, ...]
     v: tuple[LayerPool, ...]
+    k_scales: tuple[Scales, ...] = ()
+    v_scales: tuple[Scales, ...] = ()
+
+    @classmethod
+    def of(cls, layers: Sequence[LayerKV]) -> "KVPool":
+        """Put layers together."""
+        scaled = [layer for layer in layers if layer.k_scales is not None]
+        return cls(
+            k=tuple(layer.k for layer in layers),
+            v=tuple(layer.v for layer in layers),
+            k_scales=tuple(layer.k_scales for layer in scaled),  # type: ignore[misc]
+            v_scales=tuple(layer.v_scales for layer in scaled),  # type: ignore[misc]
+        )
+
+    def layers(self) -> list[LayerKV]:
+        """Return what each layer reads and writes."""
+        return [LayerKV(*arrays) for arrays in zip(*filter(None, self._columns()), strict=True)]
+
+    def _columns(self) -> tuple[tuple[Any, ...], ...]:
+        return self.k, self.v, self.k_scales, self.v_scales
 
     @property
     def num_bytes(self) -> int:
         """Bytes of all layers."""
-        return sum(leaf.nbytes for leaf in (*self.k, *self.v))
+        return sum(leaf.nbytes for leaf in jax.tree.leaves(self))
+
+
+def pool_dtype(model: ModelConfig, cache: CacheConfig) -> str:
+    """Return the dtype of keys and values."""
+    return {"auto": model.dtype, "fp8": FP8, "fp8_e4m3": FP8}.get(cache.dtype, cache.dtype)
 
 
 def storage_dtype(dtype: str) -> np.dtype:
-    """Return the dtype the pool is kept in.
-
-    On a CPU bfloat16 is kept as its 16 bits: XLA's CPU scatter would otherwise convert the whole
-    pool to float32 and back at every write (measured: 41 ms against 0.03 ms a step).
-    """
-    if dtype == "bfloat16" and platform.target() == "cpu":
-        return np.dtype(np.uint16)
-    return np.dtype(jnp.dtype(dtype))
+    """Return the dtype the pool is kept in: on a CPU, of some dtypes the bits."""
+    is_bits = dtype in BITS and platform.target() == "cpu"
+    return np.dtype(BITS[dtype] if is_bits else jnp.dtype(dtype))
 
 
-def block_bytes(model: ModelConfig, block_size: int) -> int:
-    """Return the bytes one block takes over all layers, keys and values."""
-    size = storage_dtype(model.dtype).itemsize
-    return 2 * model.num_layers * block_size * model.num_kv_heads * model.head_dim * size
+def block_bytes(model: ModelConfig, cache: CacheConfig) -> int:
+    """Return the bytes one block takes over all layers: keys, values and their scales."""
+    one = pool_struct(model, replace(cache, num_blocks=1))
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(one))
 
 
 def pool_shape(model: ModelConfig, cache: CacheConfig) -> tuple[int, int, int, int]:
@@ -63,20 +100,19 @@ def pool_shape(model: ModelConfig, cache: CacheConfig) -> tuple[int, int, int, i
 
 def pool_struct(model: ModelConfig, cache: CacheConfig) -> KVPool:
     """Return the pool's shapes and dtypes without its memory, for compiling."""
-    leaf: Any = jax.ShapeDtypeStruct(pool_shape(model, cache), storage_dtype(model.dtype))
-    return KVPool(k=(leaf,) * model.num_layers, v=(leaf,) * model.num_layers)
+    shape, dtype = pool_shape(model, cache), storage_dtype(pool_dtype(model, cache))
+    values: Any = jax.ShapeDtypeStruct(shape, dtype)
+    scales: Any = jax.ShapeDtypeStruct(shape[:-1], jnp.float32) if dtype.itemsize == 1 else None
+    return KVPool.of([LayerKV(values, values, scales, scales)] * model.num_layers)
 
 
 def init_pool(model: ModelConfig, cache: CacheConfig) -> KVPool:
     """Return a pool of zeros."""
-    shape, dtype = pool_shape(model, cache), storage_dtype(model.dtype)
-    make = lambda: tuple(jnp.zeros(shape, dtype) for _ in range(model.num_layers))  # noqa: E731
-    return KVPool(k=make(), v=make())
+    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), pool_struct(model, cache))
 
 
 def copy_blocks(
     pool: KVPool, source: Int[Array, " copies"], target: Int[Array, " copies"]
 ) -> KVPool:
     """Copy whole blocks, for copy-on-write. Padding pairs are (0, 0). Donates: pool."""
-    copy = lambda layer: layer.at[target].set(layer[source])  # noqa: E731
-    return KVPool(k=tuple(map(copy, pool.k)), v=tuple(map(copy, pool.v)))
+    return jax.tree.map(lambda leaf: leaf.at[target].set(leaf[source]), pool)

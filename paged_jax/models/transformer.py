@@ -11,8 +11,9 @@ from jaxtyping import Array, Float
 
 from paged_jax.config import ModelConfig
 from paged_jax.device import platform
-from paged_jax.device.attention import paged_attention, write_kv
-from paged_jax.device.kv_pool import KVPool, LayerPool
+from paged_jax.device.attention import paged_attention
+from paged_jax.device.kv_pool import KVPool, LayerKV
+from paged_jax.device.kv_write import write_layer
 from paged_jax.device.step_batch import StepBatch
 from paged_jax.models.layers import gated_mlp, linear, matmul_precision, rms_norm
 from paged_jax.models.params import LayerParams, ModelParams
@@ -41,32 +42,31 @@ def forward(
     prompt_lens = jnp.asarray(batch.prompt_lens)[batch.seq_of_token]
     angles = rope_angles(jnp.asarray(batch.positions), prompt_lens, config)
     context = StepContext(batch=batch, angles=angles)
-    keys, values = list(pool.k), list(pool.v)
+    layers = pool.layers()
     for index, weights in enumerate(params.layers):
-        kv, window = (keys[index], values[index]), config.window(index)
-        x, keys[index], values[index] = layer(x, kv, weights, context, config, window)
-    return rms_norm(x, params.final_norm, config.norm_eps), KVPool(k=tuple(keys), v=tuple(values))
+        x, layers[index] = layer(x, layers[index], weights, context, config, config.window(index))
+    return rms_norm(x, params.final_norm, config.norm_eps), KVPool.of(layers)
 
 
 @partial(jax.jit, static_argnames=("config", "window"))
 def layer(
     x: Float[Array, "tokens embed"],
-    kv: tuple[LayerPool, LayerPool],
+    kv: LayerKV,
     weights: LayerParams,
     context: StepContext,
     config: ModelConfig,
     window: int | None,
-) -> tuple[Float[Array, "tokens embed"], LayerPool, LayerPool]:
+) -> tuple[Float[Array, "tokens embed"], LayerKV]:
     """Run one layer. Jitted on its own so that equal layers are traced and lowered once."""
     h = rms_norm(x, weights.attn_norm, config.norm_eps)
     q, k, v = _heads(h, weights, context.angles, config)
     with jax.named_scope("write_kv"):
-        keys, values = write_kv(*kv, k, v, context.batch.slots)
-    out = _attend(q, (keys, values), context.batch, config, window)
+        kv = write_layer(kv, k, v, context.batch.slots)
+    out = _attend(q, kv, context.batch, config, window)
     x = x + linear(out, weights.w_o, weights.b_o)
     with jax.named_scope("mlp"):
         x = x + gated_mlp(rms_norm(x, weights.mlp_norm, config.norm_eps), weights)
-    return x, keys, values
+    return x, kv
 
 
 def logits(params: ModelParams, hidden: Float[Array, "rows embed"]) -> Float[Array, "rows vocab"]:
@@ -107,7 +107,7 @@ def _heads(
 @jax.named_scope("attention")
 def _attend(
     q: Float[Array, "tokens q_heads head_dim"],
-    kv: tuple[LayerPool, LayerPool],
+    kv: LayerKV,
     batch: StepBatch,
     config: ModelConfig,
     window: int | None,
@@ -115,11 +115,14 @@ def _attend(
     """Attend through the block tables; heads are laid side by side again."""
     out = paged_attention(
         q,
-        *kv,
+        kv.k,
+        kv.v,
         batch.block_tables,
         batch.query_starts,
         batch.kv_lens,
         scale=config.head_dim**-0.5,
         window=window,
+        k_scales=kv.k_scales,
+        v_scales=kv.v_scales,
     )
     return out.reshape(q.shape[0], -1)

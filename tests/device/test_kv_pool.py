@@ -13,6 +13,7 @@ from paged_jax.device.kv_pool import (
     block_bytes,
     copy_blocks,
     init_pool,
+    pool_dtype,
     pool_shape,
     pool_struct,
     storage_dtype,
@@ -47,7 +48,29 @@ def test_the_pool_has_an_array_a_layer_for_keys_and_for_values():
     pool = init_pool(MODEL, CACHE)
     assert [leaf.shape for leaf in (*pool.k, *pool.v)] == [(5, 4, 2, 8)] * 6
     assert not any(leaf.any() for leaf in jax.tree.leaves(pool))
-    assert pool.num_bytes == 5 * block_bytes(MODEL, 4) == 5 * 2 * 3 * 4 * 2 * 8 * 4
+    assert pool.num_bytes == 5 * block_bytes(MODEL, CACHE) == 5 * 2 * 3 * 4 * 2 * 8 * 4
+
+
+@pytest.mark.parametrize(("dtype", "stored"), [("int8", "int8"), ("fp8", "uint8")])
+def test_one_byte_pools_have_a_scale_for_each_token_and_head(dtype, stored):
+    cache = replace(CACHE, dtype=dtype)
+    pool = init_pool(MODEL, cache)
+    assert {leaf.dtype.name for leaf in (*pool.k, *pool.v)} == {stored}
+    assert [leaf.shape for leaf in (*pool.k_scales, *pool.v_scales)] == [(5, 4, 2)] * 6
+    assert pool.num_bytes == 5 * block_bytes(MODEL, cache) == 5 * 2 * 3 * 4 * 2 * (8 + 4)
+    assert pool_struct(MODEL, cache) == jax.eval_shape(lambda: init_pool(MODEL, cache))
+
+
+def test_fp8_is_e4m3_and_auto_the_models():
+    kinds = ("fp8", "fp8_e4m3", "auto", "bfloat16")
+    dtypes = [pool_dtype(MODEL, replace(CACHE, dtype=kind)) for kind in kinds]
+    assert dtypes == ["float8_e4m3fn", "float8_e4m3fn", "float32", "bfloat16"]
+
+
+def test_a_one_byte_head_of_128_takes_half_of_what_bfloat16_takes_and_a_32nd():
+    model = replace(MODEL, head_dim=128, dtype="bfloat16")
+    half, whole = (block_bytes(model, replace(CACHE, dtype=kind)) for kind in ("int8", "auto"))
+    assert half / whole == 0.5 + 1 / 64
 
 
 def test_the_abstract_pool_is_the_pool_without_memory():

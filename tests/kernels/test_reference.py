@@ -75,6 +75,41 @@ def test_bfloat16_bits_in_the_pool_equal_bfloat16(name):
     np.testing.assert_allclose(got.astype(np.float32), want, atol=BFLOAT16_TOLERANCE)
 
 
+@pytest.mark.parametrize("dtype", [jnp.int8, jnp.float8_e4m3fn])
+@pytest.mark.parametrize("function", ["paged_attention", "paged_attention_dense"])
+def test_one_byte_pools_are_read_with_a_scale_for_each_token_and_head(function, dtype):
+    spec = SPECS["mixed softcap"]
+    narrow, scales, restored = make_narrow(make_inputs(spec, seed=9), dtype)
+    got = attend(function, narrow, spec, **scales)
+    np.testing.assert_allclose(got, expected(restored, spec), atol=FLOAT32_TOLERANCE)
+
+
+def test_the_bits_of_float8_equal_float8():
+    spec = SPECS["mixed"]
+    narrow, scales, _ = make_narrow(make_inputs(spec, seed=9), jnp.float8_e4m3fn)
+    bits = narrow._replace(
+        k_pool=narrow.k_pool.view(jnp.uint8), v_pool=narrow.v_pool.view(jnp.uint8)
+    )
+    got, want = (attend("paged_attention", each, spec, **scales) for each in (bits, narrow))
+    np.testing.assert_array_equal(got, want)
+
+
+def make_narrow(inputs: AttentionInputs, dtype) -> tuple[AttentionInputs, dict, AttentionInputs]:
+    """One-byte pools, their scales, which are NaN where no token lives, and what they stand for."""
+    (k, k_scales), (v, v_scales) = (quantise(pool, dtype) for pool in inputs[1:3])
+    restore = lambda values, scales: np.asarray(values, np.float32) * scales[..., None]  # noqa: E731
+    restored = inputs._replace(k_pool=restore(k, k_scales), v_pool=restore(v, v_scales))
+    scales = {"k_scales": jnp.asarray(k_scales), "v_scales": jnp.asarray(v_scales)}
+    return inputs._replace(k_pool=k, v_pool=v), scales, restored
+
+
+def quantise(pool: np.ndarray, dtype) -> tuple[jax.Array, np.ndarray]:
+    most = 127 if dtype == jnp.int8 else 448
+    scales = np.abs(pool).max(axis=-1) / most
+    values = np.nan_to_num(pool / scales[..., None], nan=most)
+    return jnp.asarray(np.round(values) if dtype == jnp.int8 else values, dtype), scales
+
+
 @pytest.mark.parametrize("name", ["paged_attention", "paged_attention_dense"])
 def test_padding_tokens_give_zeros(name):
     spec = SPECS["mixed"]

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_reference import BFLOAT16_TOLERANCE, FLOAT32_TOLERANCE, SINK_SPECS, SPECS
+from test_reference import BFLOAT16_TOLERANCE, FLOAT32_TOLERANCE, SINK_SPECS, SPECS, make_narrow
 
 from pallas_kernels import triton
 from pallas_kernels.arg_specs import (
@@ -123,21 +123,6 @@ def test_the_bits_of_bfloat16_are_read_as_bfloat16():
 @pytest.mark.parametrize("dtype", [jnp.int8, jnp.float8_e4m3fn])
 @pytest.mark.parametrize("spec", [DECODE_BORDERS, MIXED], ids=lambda spec: spec.name)
 def test_one_byte_pools_are_read_with_a_scale_for_each_token_and_head(spec, dtype):
-    inputs = make_inputs(spec, seed=9)
-    (k_pool, k_scales), (v_pool, v_scales) = (quantise(pool, dtype) for pool in inputs[1:3])
-    narrow = inputs._replace(k_pool=k_pool, v_pool=v_pool)
-    restored = inputs._replace(
-        k_pool=np.asarray(k_pool, np.float32) * k_scales[..., None],
-        v_pool=np.asarray(v_pool, np.float32) * v_scales[..., None],
-    )
-    scales = {"k_scales": jnp.asarray(k_scales), "v_scales": jnp.asarray(v_scales)}
+    narrow, scales, restored = make_narrow(make_inputs(spec, seed=9), dtype)
     got = attend(triton.paged_attention, narrow, spec, **scales)
     np.testing.assert_allclose(got, expected(restored, spec), atol=FLOAT32_TOLERANCE)
-
-
-def quantise(pool: np.ndarray, dtype) -> tuple[jax.Array, np.ndarray]:
-    """One-byte values and their scales; no live token's slots have a scale of NaN."""
-    most = 127 if dtype == jnp.int8 else 448
-    scales = np.abs(pool).max(axis=-1) / most
-    values = np.nan_to_num(pool / scales[..., None], nan=most)
-    return jnp.asarray(np.round(values) if dtype == jnp.int8 else values, dtype), scales
