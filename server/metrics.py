@@ -13,7 +13,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 from prometheus_client.registry import Collector
 
 from paged_jax.host.request import FinishReason
-from paged_jax.host.trace import RequestRecord, StepRecord
+from paged_jax.host.trace import EngineStats, RequestRecord, StepRecord
 
 if TYPE_CHECKING:
     from paged_jax.async_engine import AsyncEngine
@@ -147,6 +147,7 @@ class StatsCollector(Collector):
             "vllm:num_requests_running": stats.num_running,
             "vllm:num_requests_waiting": stats.num_waiting,
             "vllm:kv_cache_usage_perc": stats.usage.num_used / max(1, stats.usage.num_blocks),
+            "paged_jax:kv_slot_use_perc": stats.usage.num_tokens / max(1, self._slots(stats)),
         }
         counters = {
             "vllm:prefix_cache_queries": stats.prefix_queries,
@@ -171,6 +172,9 @@ class StatsCollector(Collector):
             "vllm:num_requests_waiting_by_reason", stats.num_waiting, {"reason": "capacity"}
         )
         yield self._gauge("vllm:cache_config_info", 1, self._cache_settings())
+
+    def _slots(self, stats: EngineStats) -> int:
+        return stats.usage.num_used * self._engine.config.cache.block_size
 
     def _gauge(
         self, name: str, value: float, labels: dict[str, str] | None = None

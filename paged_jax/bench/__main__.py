@@ -11,6 +11,7 @@ from paged_jax.host.invalid_request import InvalidRequest
 COMMANDS = {
     "gpu": "check and time the kernels on this GPU, in 8 minutes",
     "latency": "how long one batch takes, again and again",
+    "serve": "load on a running server: streaming clients, latencies, goodput",
     "throughput": "how fast a list of requests is done offline, here or on a peer",
 }
 

@@ -6,6 +6,7 @@ exact: random prompts are token ids, not text.
 
 import argparse
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -24,6 +25,14 @@ class Encoder(Protocol):
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the ids of `text`."""
+        ...
+
+
+class Codec(Encoder, Protocol):
+    """Turns token ids into text too."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of `ids`."""
         ...
 
 
