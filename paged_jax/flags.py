@@ -13,6 +13,8 @@ from typing import Any, NoReturn
 
 import paged_jax
 from paged_jax.config import EngineArgs, OptionError, option_kind
+from paged_jax.text.reasoning import REASONING_PARSERS
+from paged_jax.text.tool_calls import TOOL_CALL_PARSERS
 
 API_KEY_VARIABLE = "PAGED_JAX_API_KEY"
 COUNTS = {"": 1, "k": 1000, "K": 1 << 10, "m": 10**6, "M": 1 << 20}
@@ -45,6 +47,8 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, EngineArgs]:
     if options.model is not None and options.positional is not None:
         parser.error("argument --model: the model is given twice")
     options.model = options.model or options.positional
+    if options.enable_auto_tool_choice and options.tool_call_parser is None:
+        parser.error("argument --enable-auto-tool-choice: needs --tool-call-parser")
     try:
         return options, read_engine_args(options)
     except OptionError as error:
@@ -122,6 +126,17 @@ def _add_server_flags(group: "argparse._ArgumentGroup") -> None:
         action="append",
         metavar="KEY",
         help=f"demanded from clients; may be repeated; {API_KEY_VARIABLE} adds one",
+    )
+    add("--enable-auto-tool-choice", action="store_true", help="let the model call tools")
+    add(
+        "--tool-call-parser",
+        choices=tuple(TOOL_CALL_PARSERS),
+        help="how the model writes tool calls; used with --enable-auto-tool-choice",
+    )
+    add(
+        "--reasoning-parser",
+        choices=tuple(REASONING_PARSERS),
+        help="tell <think>...</think> from the answer",
     )
     levels = ("debug", "info", "warning", "error")
     add("--log-level", choices=levels, default="info", help="(default: %(default)s)")

@@ -108,6 +108,8 @@ def settings_of(engine: "AsyncEngine", options: argparse.Namespace) -> ServerSet
         api_keys=(*(options.api_key or ()), *([own_key] if own_key else ())),
         log_interval_s=0.0 if options.disable_log_stats else options.log_stats_interval,
         platform=options.platform,
+        tool_call_parser=options.tool_call_parser if options.enable_auto_tool_choice else None,
+        reasoning_parser=options.reasoning_parser,
     )
 
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from paged_jax.host.sampling_params import SamplingParams
+from paged_jax.text.answer_reader import PLAIN, Reading
 from server.logprobs import TokenSpelling
 
 
@@ -26,6 +27,8 @@ class AnswerOptions:
         logprobs: alternatives per position; None is off.
         prompt_logprobs: the same for the prompt's positions, in vLLM's shape.
         return_token_ids: the ids of prompt and answer are listed.
+        reading: how the text is told apart into reasoning, content and calls.
+        think_ids: the tokens that open and close a reasoning, to count it; None if there are none.
     """
 
     spell: TokenSpelling
@@ -37,6 +40,8 @@ class AnswerOptions:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     return_token_ids: bool = False
+    reading: Reading = PLAIN
+    think_ids: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)

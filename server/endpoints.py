@@ -11,9 +11,10 @@ from starlette.responses import JSONResponse, Response
 from paged_jax.host.invalid_request import InvalidRequest
 from paged_jax.host.sampling_params import SamplingParams
 from server.call import Call
+from server.chat_format import ChatFormat
 from server.errors import ApiError, cut
 from server.fields import read_json
-from server.formats import ChatFormat, CompletionFormat, Format
+from server.formats import CompletionFormat, Format
 from server.generation import ClientGone, closable, collect, unless_disconnected
 from server.metrics import Metrics
 from server.protocol import parse_chat, parse_completion
@@ -157,7 +158,7 @@ def _generation(
             outputs, usage = await unless_disconnected(request.receive, collect(state, call))
         except ClientGone:
             return Response(status_code=499)
-        return JSONResponse(spelled.whole(outputs) | {"usage": usage.json()})
+        return JSONResponse(spelled.whole(outputs, usage.json()))
 
     return handle
 

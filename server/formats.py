@@ -1,10 +1,10 @@
-"""How the two endpoints spell the same answer: whole, and as the chunks of a stream."""
+"""How endpoints spell an answer, and how /v1/completions does: whole, and as chunks of a stream."""
 
 from typing import Protocol
 
 from paged_jax.outputs import ChoiceDelta, PositionLogprobs, RequestDelta, RequestOutput
 from server.call import Call
-from server.logprobs import CompletionLogprobs, chat_logprobs, prompt_logprobs
+from server.logprobs import CompletionLogprobs, prompt_logprobs
 from server.wire import Json
 
 
@@ -13,24 +13,23 @@ class Format(Protocol):
 
     chunk_kind: str
 
-    def whole(self, outputs: list[RequestOutput]) -> Json:
-        """Return the body of an unstreamed answer, without its usage."""
+    def whole(self, outputs: list[RequestOutput], usage: Json) -> Json:
+        """Return the body of an unstreamed answer."""
         ...
 
     def opening(self, number: int, delta: RequestDelta) -> list[Json]:
         """Return the chunks that go before the first text of prompt `number`."""
         ...
 
-    def piece(self, number: int, choice: ChoiceDelta) -> Json:
-        """Return the chunk for what one step added to one choice."""
+    def pieces(self, number: int, choice: ChoiceDelta) -> list[Json]:
+        """Return the chunks for what one step added to one choice; none if it tells nothing."""
         ...
 
 
-def is_silent(call: Call, choice: ChoiceDelta) -> bool:
-    """Whether a chunk for this delta would tell the client nothing: its text is held back."""
-    tells_tokens = call.answer.logprobs is not None or call.answer.return_token_ids
-    is_empty = not choice.text and choice.finish_reason is None
-    return is_empty and not (tells_tokens and choice.token_ids)
+def tells_tokens(call: Call, choice: ChoiceDelta) -> bool:
+    """Whether a chunk without text would tell the client of tokens."""
+    is_asked = call.answer.logprobs is not None or call.answer.return_token_ids
+    return is_asked and bool(choice.token_ids)
 
 
 def envelope(call: Call, kind: str, choices: list[Json]) -> Json:
@@ -55,14 +54,14 @@ class CompletionFormat:
         num_choices = len(call.prompts) * call.params.n
         self._logprobs = [CompletionLogprobs(count, call.answer.spell) for _ in range(num_choices)]
 
-    def whole(self, outputs: list[RequestOutput]) -> Json:
-        """Return the body of an unstreamed answer, without its usage."""
+    def whole(self, outputs: list[RequestOutput], usage: Json) -> Json:
+        """Return the body of an unstreamed answer."""
         choices = [
             self._whole_choice(number, output, index)
             for number, output in enumerate(outputs)
             for index in range(self._call.params.n)
         ]
-        return envelope(self._call, "text_completion", choices)
+        return envelope(self._call, "text_completion", choices) | {"usage": usage}
 
     def opening(self, number: int, delta: RequestDelta) -> list[Json]:
         """Return one chunk a choice with what is told of the prompt, if anything is."""
@@ -75,15 +74,18 @@ class CompletionFormat:
         ]
         return [envelope(call, self.chunk_kind, [choice]) for choice in opening]
 
-    def piece(self, number: int, choice: ChoiceDelta) -> Json:
-        """Return the chunk for what one step added to one choice."""
-        return envelope(self._call, self.chunk_kind, [self._choice(number, choice)])
+    def pieces(self, number: int, choice: ChoiceDelta) -> list[Json]:
+        """Return the chunk for what one step added to one choice, if it tells anything."""
+        is_told = choice.text or choice.finish_reason is not None
+        if not is_told and not tells_tokens(self._call, choice):
+            return []
+        return [envelope(self._call, self.chunk_kind, [self._choice(number, choice)])]
 
     def _whole_choice(self, number: int, output: RequestOutput, index: int) -> Json:
         answer = self._call.answer
         tables = None if output.prompt_logprobs is None else tuple(output.prompt_logprobs)
         before = self._prompt_choice(number, index, tables)
-        choice = self._choice(number, _as_delta(output, index))
+        choice = self._choice(number, as_delta(output, index))
         choice["text"] = before["text"] + choice["text"]
         choice["logprobs"] = _joined(before["logprobs"], choice["logprobs"])
         if answer.return_token_ids:
@@ -122,69 +124,7 @@ class CompletionFormat:
         return choice
 
 
-class ChatFormat:
-    """/v1/chat/completions."""
-
-    chunk_kind = "chat.completion.chunk"
-
-    def __init__(self, call: Call):
-        self._call = call
-
-    def whole(self, outputs: list[RequestOutput]) -> Json:
-        """Return the body of an unstreamed answer, without its usage."""
-        call, (output,) = self._call, outputs
-        choices = [self._whole_choice(_as_delta(output, i)) for i in range(call.params.n)]
-        body = envelope(call, "chat.completion", choices)
-        if call.answer.return_token_ids:
-            body["prompt_token_ids"] = output.prompt_token_ids
-        if call.answer.prompt_logprobs is not None and output.prompt_logprobs is not None:
-            tables = output.prompt_logprobs
-            body["prompt_logprobs"] = prompt_logprobs(tables, call.answer.prompt_logprobs)
-        return body
-
-    def opening(self, number: int, delta: RequestDelta) -> list[Json]:
-        """Return a chunk with the role for each choice, then the echo."""
-        call = self._call
-        indices, prompt = range(call.params.n), call.prompts[0]
-        roles = [self._chunk(ChoiceDelta(i, "", ()), role="assistant") for i in indices]
-        if call.answer.return_token_ids:
-            roles = [chunk | {"prompt_token_ids": list(prompt.ids)} for chunk in roles]
-        echoes = [self._chunk(ChoiceDelta(i, prompt.echo, ())) for i in indices]
-        return roles + (echoes if prompt.echo else [])
-
-    def piece(self, number: int, choice: ChoiceDelta) -> Json:
-        """Return the chunk for what one step added to one choice."""
-        return self._chunk(choice)
-
-    def _whole_choice(self, delta: ChoiceDelta) -> Json:
-        text = self._call.prompts[0].echo + delta.text
-        message = {"role": "assistant", "content": text, "refusal": None}
-        return self._choice(delta, "message", message) | {"stop_reason": delta.stop_reason}
-
-    def _chunk(self, delta: ChoiceDelta, *, role: str | None = None) -> Json:
-        said = {"content": delta.text} if role is None else {"role": role, "content": ""}
-        choice = self._choice(delta, "delta", said)
-        if delta.finish_reason is not None:
-            choice["stop_reason"] = delta.stop_reason
-        return envelope(self._call, self.chunk_kind, [choice])
-
-    def _choice(self, delta: ChoiceDelta, name: str, said: Json) -> Json:
-        answer, logprobs = self._call.answer, None
-        if answer.logprobs is not None and delta.logprobs:
-            tables, count = delta.logprobs, answer.logprobs
-            logprobs = chat_logprobs(delta.token_ids, tables, count, answer.spell)
-        choice: Json = {
-            "index": delta.index,
-            name: said,
-            "logprobs": logprobs,
-            "finish_reason": delta.finish_reason,
-        }
-        if answer.return_token_ids:
-            choice["token_ids"] = list(delta.token_ids)
-        return choice
-
-
-def _as_delta(output: RequestOutput, index: int) -> ChoiceDelta:
+def as_delta(output: RequestOutput, index: int) -> ChoiceDelta:
     """Return a whole choice as if one step had made it."""
     choice = output.outputs[index]
     return ChoiceDelta(

@@ -147,31 +147,55 @@ def _without_output(delta: RequestDelta) -> RequestDelta:
 
 @dataclass
 class Usage:
-    """The tokens of a call. The prompt counts once whatever `n` is."""
+    """The tokens of a call. The prompt counts once whatever `n` is.
+
+    Attributes:
+        think_ids: the tokens that open and close a reasoning; None if it is not counted.
+    """
 
     num_prompt: int
+    think_ids: tuple[int, int] | None = None
+    is_inside: bool = False
     num_completion: int = 0
+    num_reasoning: int = 0
     num_cached: dict[int, int] = field(default_factory=dict[int, int])
+    _inside: dict[int, bool] = field(default_factory=dict[int, bool])
 
     @classmethod
     def of(cls, call: Call) -> "Usage":
         """Return the usage before the first token."""
-        return cls(sum(len(prompt.ids) for prompt in call.prompts))
+        answer = call.answer
+        num_prompt = sum(len(prompt.ids) for prompt in call.prompts)
+        return cls(num_prompt, answer.think_ids, bool(answer.reading.is_inside))
 
     def absorb(self, number: int, delta: RequestDelta) -> None:
         """Count one delta of prompt `number`."""
-        self.num_completion += sum(len(choice.token_ids) for choice in delta.choices)
+        for choice in delta.choices:
+            self.num_completion += len(choice.token_ids)
+            if self.think_ids is not None:
+                self._absorb_reasoning(choice, *self.think_ids)
         self.num_cached[number] = delta.num_cached_tokens
+
+    def _absorb_reasoning(self, choice: ChoiceDelta, opening: int, closing: int) -> None:
+        """Count the tokens up to the closing mark, and the mark."""
+        for token in choice.token_ids:
+            starts = self.is_inside or token == opening
+            if self._inside.setdefault(choice.index, starts):
+                self.num_reasoning += 1
+                self._inside[choice.index] = token != closing
 
     def json(self, *, num_completion: int | None = None) -> Json:
         """Return the `usage` object, of now or of an earlier `num_completion`."""
         count = self.num_completion if num_completion is None else num_completion
-        return {
+        usage: Json = {
             "prompt_tokens": self.num_prompt,
             "total_tokens": self.num_prompt + count,
             "completion_tokens": count,
             "prompt_tokens_details": {"cached_tokens": sum(self.num_cached.values())},
         }
+        if self.think_ids is not None:
+            usage["completion_tokens_details"] = {"reasoning_tokens": self.num_reasoning}
+        return usage
 
 
 async def collect(state: ServerState, call: Call) -> tuple[list[RequestOutput], Usage]:

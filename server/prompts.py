@@ -6,6 +6,7 @@ from paged_jax.host.invalid_request import InvalidRequest
 from server.call import Prompt
 from server.schema import Fields
 from server.state import ServerState
+from server.tools import offered_tools
 from server.wire import Json
 
 MAX_CHOICES = 1024
@@ -71,9 +72,8 @@ class _Cutter:
         return ids[-self._count :] if self._side == "left" else ids[: self._count]
 
 
-def chat_prompt(state: ServerState, fields: Fields, *, echo: bool) -> Prompt:
-    """Return the prompt of a conversation as the model's template writes it."""
-    text = render_messages(state, fields)
+def chat_prompt(state: ServerState, fields: Fields, text: str, *, echo: bool) -> Prompt:
+    """Return the prompt of a conversation from the text that the model's template made of it."""
     add_special: bool = fields.get("add_special_tokens")
     ids = state.engine.tokenizer.encode(text, add_special_tokens=add_special)
     kept = _Cutter(state, fields).cut(ids)
@@ -95,7 +95,7 @@ def render_messages(state: ServerState, fields: Fields) -> str:
         fields.get("messages"),
         add_generation_prompt=opening,
         continue_final_message=going_on,
-        tools=_tools(fields),
+        tools=offered_tools(fields),
         variables=_variables(fields),
     )
     state.check_text_len(text, "messages")
@@ -108,20 +108,6 @@ def _variables(fields: Fields) -> Json:
     if effort == "none":
         variables = {"enable_thinking": False, **variables}
     return variables if effort is None else {"reasoning_effort": effort, **variables}
-
-
-def _tools(fields: Fields) -> list[Json] | None:
-    """Return the tools for the template to show; calling them is not offered."""
-    tools: list[Json] = fields.get("tools") or []
-    choice = fields.get("tool_choice")
-    for tool in tools:
-        function = tool.get("function")
-        is_named = isinstance(function, dict) and isinstance(cast(Json, function).get("name"), str)
-        if tool.get("type") != "function" or not is_named:
-            raise InvalidRequest("a tool must have type function and function.name", "tools")
-    if choice not in (None, "none") or (tools and choice is None):
-        raise InvalidRequest("tool calls are not offered: only tool_choice none is", "tool_choice")
-    return tools or None
 
 
 def _last_answer(fields: Fields) -> str:

@@ -5,6 +5,7 @@ Sampling fields are checked by SamplingParams itself; here is what only HTTP has
 
 import time
 import uuid
+from dataclasses import replace
 from typing import Any
 
 from paged_jax.host.invalid_request import InvalidRequest
@@ -12,10 +13,11 @@ from paged_jax.host.sampling_params import SamplingParams
 from server.call import AnswerOptions, Call, Prompt
 from server.errors import cut
 from server.logprobs import TokenSpelling
-from server.prompts import chat_prompt, completion_prompts
+from server.prompts import chat_prompt, completion_prompts, render_messages
 from server.schema import Fields
 from server.state import ServerState
 from server.tables import MAX_NAME_LEN
+from server.tools import reading_of
 from server.wire import Json
 
 COMPLETION_MAX_TOKENS = 16
@@ -69,9 +71,14 @@ def parse_chat(state: ServerState, fields: Fields, header_id: str | None) -> Cal
     default: Any = state.engine.default_sampling.get("max_tokens")
     max_tokens = next((limit for limit in limits if limit is not None), default)
     params = _sampling_params(state, fields, answer, max_tokens=max_tokens)
+    text = render_messages(state, fields)
+    reading = reading_of(state.settings, fields, text)
+    if reading.calls is not None and reading.calls.has_special_marks:
+        params = replace(params, skip_special_tokens=False)
     try:
-        prompt = chat_prompt(state, fields, echo=answer.echo)
-        return _call(state, fields, "chatcmpl-", header_id, ((prompt,), params, answer))
+        prompt = chat_prompt(state, fields, text, echo=answer.echo)
+        parts = ((prompt,), params, replace(answer, reading=reading, think_ids=state.think_ids))
+        return _call(state, fields, "chatcmpl-", header_id, parts)
     except InvalidRequest as error:
         error.param = "messages" if error.param == "prompt" else error.param
         raise

@@ -5,6 +5,7 @@ the keywords named in `check` are used. Null counts as absent wherever a field i
 """
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -96,6 +97,7 @@ def check(schema: Json, value: object, name: str, *, param: str | None = None) -
         _check_kind(schema["type"], value, name, param)
     if isinstance(value, str):
         _check_count(schema, len(value), name, param, ("minLength", "maxLength", "characters"))
+        _check_pattern(schema, value, name, param)
     elif isinstance(value, int | float):
         _check_range(schema, value, name, param)
     elif isinstance(value, list):
@@ -143,6 +145,11 @@ def _check_count(
         raise InvalidRequest(f"{name} must not be empty", param)
     if not low <= count <= high:
         raise InvalidRequest(f"{name} must have {low} to {schema[most]} {unit}, not {count}", param)
+
+
+def _check_pattern(schema: Json, value: str, name: str, param: str) -> None:
+    if "pattern" in schema and re.fullmatch(schema["pattern"], value) is None:
+        raise InvalidRequest(f"{name} must match {schema['pattern']}, not {cut(value)}", param)
 
 
 def _check_items(schema: Json, values: list[object], name: str, param: str) -> None:

@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from paged_jax.host.invalid_request import InvalidRequest
+from paged_jax.text.reasoning import CLOSING, OPENING
 from server.errors import SHUTTING_DOWN, ApiError, cut
 from server.metrics import Metrics
 from server.tables import Limits
@@ -27,6 +28,8 @@ class ServerSettings:
         api_keys: if any, requests must carry one as a bearer token.
         log_interval_s: seconds between lines about the load; 0 is off.
         platform: the device's kind in those lines.
+        tool_call_parser: how the model writes tool calls; None if they are not looked for.
+        reasoning_parser: how the model marks its reasoning; None if it is not looked for.
     """
 
     served_names: tuple[str, ...]
@@ -35,6 +38,8 @@ class ServerSettings:
     api_keys: tuple[str, ...] = ()
     log_interval_s: float = 0.0
     platform: str = "CPU"
+    tool_call_parser: str | None = None
+    reasoning_parser: str | None = None
 
 
 @dataclass
@@ -109,6 +114,16 @@ class ServerState:
                 f"{len(text)} characters, at least {at_least} tokens: shorten it",
                 name,
             )
+
+    @cached_property
+    def think_ids(self) -> tuple[int, int] | None:
+        """The tokens that open and close a reasoning, if it is told apart and they are tokens."""
+        encode = self.engine.tokenizer.encode
+        ids = [encode(mark, add_special_tokens=False) for mark in (OPENING, CLOSING)]
+        is_known = self.settings.reasoning_parser is not None and all(
+            len(mark) == 1 for mark in ids
+        )
+        return (ids[0][0], ids[1][0]) if is_known else None
 
     @cached_property
     def _longest_token(self) -> int:

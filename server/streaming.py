@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 from paged_jax.outputs import RequestDelta
 from server.call import Call
 from server.errors import describe
-from server.formats import Format, envelope, is_silent
+from server.formats import Format, envelope
 from server.generation import ClientGone, Usage, deltas_of, unless_disconnected
 from server.state import ServerState
 from server.wire import DONE, Json, event
@@ -65,9 +65,7 @@ class _EventWriter:
             self._opened.add(number)
             opening = self._format.opening(number, delta)
         pieces = [
-            self._format.piece(number, choice)
-            for choice in delta.choices
-            if not is_silent(self._call, choice)
+            piece for choice in delta.choices for piece in self._format.pieces(number, choice)
         ]
         now = self._usage.num_completion
         return self._events(opening, num_before) + self._events(pieces, now)

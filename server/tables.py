@@ -27,6 +27,7 @@ MAX_IDS = 1 << 20  # ids of one prompt, or to be turned into text
 MAX_MESSAGES = 4096
 MAX_PROMPTS = 1024
 MAX_NAME_LEN = 128
+MAX_TOOLS = 128
 MAX_TOKENIZE_LEN = 1 << 22  # characters
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
@@ -136,6 +137,24 @@ _CHAT_UNOFFERED: Json = {
     "modalities": unoffered(["text"]),
     "web_search_options": unoffered(),
 }
+_NAME = string("The function's name.", low=1, high=64) | {"pattern": "^[A-Za-z0-9_.-]+$"}
+_FUNCTION = obj(
+    {
+        "name": _NAME,
+        "description": string("What it does."),
+        "parameters": {**_ANY_OBJECT, "description": "JSON Schema of its arguments."},
+        "strict": unoffered(False),
+    },
+    "A function.",
+    required=("name",),
+)
+_IS_FUNCTION = one_of("function", text="Only functions are offered.")
+_TOOL = obj({"type": _IS_FUNCTION, "function": _FUNCTION}, "A tool.", required=("type", "function"))
+_NAMED_TOOL = obj(
+    {"type": _IS_FUNCTION, "function": obj({"name": _NAME}, "Which.", required=("name",))},
+    "One function.",
+    required=("type", "function"),
+)
 _CONVERSATION: Json = {
     "messages": array(
         obj({"role": string("Who speaks.", low=1)}, "A message.", required=("role",)),
@@ -148,9 +167,17 @@ _CONVERSATION: Json = {
     "add_special_tokens": boolean(False, "Let the tokenizer add what begins a text."),
     "chat_template_kwargs": {**_ANY_OBJECT, "description": "Variables for the chat template."},
     "reasoning_effort": one_of(*EFFORTS, text="Handed to the chat template.") | {"default": None},
-    "tools": array(_ANY_OBJECT, "Functions for the template to show.", high=128),
-    "tool_choice": {},
-    "parallel_tool_calls": boolean(True, "Without effect."),
+    "tools": array(_TOOL, "Functions the model may call.", high=MAX_TOOLS),
+}
+_CHOICE: Json = {
+    "tool_choice": either(
+        one_of("none", "auto", "required", text="Forcing a call is not offered."),
+        _NAMED_TOOL,
+        wanted="none, auto, required or a named function",
+        text="auto where there are tools, else none.",
+    ),
+    "parallel_tool_calls": boolean(True, "False keeps the first call only."),
+    "include_reasoning": boolean(True, "Tell the reasoning, where it is told apart."),
 }
 
 
@@ -187,7 +214,7 @@ def chat_body(limits: Limits) -> Json:
         "store": unoffered(False),
     }
     fields = own | _SAMPLING | _ANSWER | _REQUEST | _PROMPT | _common(limits)
-    fields |= _UNOFFERED | _CHAT_UNOFFERED | _CONVERSATION
+    fields |= _UNOFFERED | _CHAT_UNOFFERED | _CONVERSATION | _CHOICE
     return obj(fields, "A chat request.", required=("messages",))
 
 

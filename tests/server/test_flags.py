@@ -115,3 +115,12 @@ def test_information_needs_no_jax(flag):
     done = subprocess.run([sys.executable, "-c", program, flag], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "paged_jax" in done.stdout
+
+
+def test_tools_need_a_parser_and_parsers_are_known(capsys):
+    assert "--tool-call-parser" in refusal(capsys, "--enable-auto-tool-choice")
+    assert "hermes" in refusal(capsys, "--tool-call-parser", "pythonic")
+    assert "qwen3" in refusal(capsys, "--reasoning-parser", "none")
+    argv = ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
+    options, _ = parse(argv)
+    assert options.enable_auto_tool_choice and options.tool_call_parser == "hermes"
