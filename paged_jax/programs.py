@@ -131,8 +131,9 @@ class Programs:
             yield ("backbone", tokens), lambda make=make: make().compile()
         sampled = jax.ShapeDtypeStruct((limits.max_seqs, embed), dtype)
         for rows in reversed(self.row_buckets):
-            neutral = pack_rows([], self._row_shape(rows))
-            yield ("draw", rows), self._job(self._draw, params, sampled, neutral)
+            for name, is_plain in (("draw plain", True), ("draw", False)):
+                neutral = pack_rows([], self._row_shape(rows)).replace(is_plain=is_plain)
+                yield (name, rows), self._job(self._draw, params, sampled, neutral)
         hidden = jax.ShapeDtypeStruct((SCORES, embed), dtype)
         targets = np.zeros(SCORES, np.int32)
         yield ("score", SCORES), self._job(self._score, params, hidden, targets)
@@ -162,7 +163,8 @@ class Programs:
         self, params: ModelParams, out: BackboneOutput, rows: SamplingRows
     ) -> SampleOutput:
         """Draw one token per row."""
-        return self._call("draw", rows.positions.shape[0], self._draw, params, out.sampled, rows)
+        name, size = "draw plain" if rows.is_plain else "draw", rows.positions.shape[0]
+        return self._call(name, size, self._draw, params, out.sampled, rows)
 
     def run_copies(self, pool: KVPool, copies: tuple[tuple[int, int], ...]) -> KVPool:
         """Copy blocks (source, target) in the scheduler's order, COPIES a call. Donate: pool.

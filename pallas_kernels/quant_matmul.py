@@ -6,7 +6,6 @@ point is 0. 8 bit is int8 [in, out]. 4 bit is int8 [in / 2, out]: the inputs are
 row r of its second half in its high one. So a run is two plain products and nothing is interleaved.
 """
 
-import warnings
 from dataclasses import dataclass
 from functools import partial
 
@@ -92,8 +91,6 @@ def quant_matmul(
     Raises:
         NotImplementedError: a size or type outside what the kernel does; names it.
     """
-    # JAX 0.11 and newer say at each lowering that this back end of Pallas will go away.
-    warnings.filterwarnings("ignore", "The Pallas Triton backend", DeprecationWarning)
     tiling = _tiling(x, values, scales, bits)
     packed = (values, scales) if zeros is None else (values, scales, zeros)
     out = pl.pallas_call(

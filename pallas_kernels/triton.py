@@ -1,7 +1,5 @@
 """Paged attention in Pallas Triton, for NVIDIA GPUs from Ampere on: the back end "triton"."""
 
-import warnings
-
 import jax
 from jaxtyping import Array, Float, Int
 
@@ -35,8 +33,6 @@ def paged_attention(
     Raises:
         NotImplementedError: naming the limit, for shapes the kernels do not take.
     """
-    # JAX 0.11 and newer say at each lowering that this back end of Pallas will go away.
-    warnings.filterwarnings("ignore", "The Pallas Triton backend", DeprecationWarning)
     arrays = (q, k_pool, v_pool, block_tables, query_starts, kv_lens)
     rule = {"scale": scale, "window": window, "softcap": softcap, "sinks": sinks}
     options = {"k_scales": k_scales, "v_scales": v_scales, "interpret": interpret}

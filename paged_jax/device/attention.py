@@ -4,9 +4,9 @@ import functools
 import logging
 from typing import Literal
 
-import jax
 from jaxtyping import Array, Float, Int
 
+from paged_jax.device import platform
 from paged_jax.device.kv_pool import LayerPool, Scales
 from pallas_kernels import reference
 
@@ -68,12 +68,9 @@ def write_kv(
 
 
 def _pick() -> AttentionBackend:
-    """The back end for the device that is traced for: the mesh's where there is one, as in
-    `platform.target`.
-    """
-    device = jax.sharding.get_abstract_mesh().abstract_device or jax.local_devices()[0]
-    kind = device.device_kind
-    picked = "triton" if "NVIDIA" in kind else "xla"
+    """The back end for the device that is traced for."""
+    kind = platform.device_kind()
+    picked = "triton" if platform.is_nvidia() else "xla"
     _say_once(logging.INFO, f"attention runs on the back end {picked}, as the device is {kind}")
     return picked
 

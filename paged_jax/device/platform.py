@@ -9,6 +9,17 @@ import jax
 
 
 def target() -> str:
-    """Return "cpu", "gpu" or "tpu"."""
+    """Return "cpu", "gpu" (AMD's too) or "tpu"."""
     device = jax.sharding.get_abstract_mesh().abstract_device
     return jax.default_backend() if device is None else device.platform
+
+
+def device_kind() -> str:
+    """Return the device's name, as its maker writes it."""
+    device = jax.sharding.get_abstract_mesh().abstract_device or jax.local_devices()[0]
+    return device.device_kind
+
+
+def is_nvidia() -> bool:
+    """Whether the device runs what is compiled for NVIDIA's GPUs."""
+    return "NVIDIA" in device_kind()

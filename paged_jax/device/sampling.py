@@ -2,7 +2,8 @@
 
 The order of operations is vLLM's. A row's token depends on its own logits, settings, seed and
 position alone, never on the other rows. One program serves every mix: what no row asks for is
-skipped at run time.
+skipped at run time; another serves steps where all rows just take their likeliest id. For a GPU no
+branch holds a loop that the host would have to drive, so that a step is one CUDA graph.
 """
 
 import jax
@@ -66,7 +67,10 @@ def sample(
 def _sample_tile(
     logits: Array, rows: SamplingRows, max_logprobs: int, vocab_limit: int | None
 ) -> SampleOutput:
-    tokens = _choose(_change(_limited(logits, vocab_limit), rows), rows)
+    limited = _limited(logits, vocab_limit)
+    if rows.is_plain:
+        return _no_logprobs(_argmax(limited), max_logprobs)
+    tokens = _choose(_change(limited, rows), rows)
     empty = lambda: _no_logprobs(tokens, max_logprobs)  # noqa: E731
     wanted = lambda: position_logprobs(logits, tokens, max_logprobs)  # noqa: E731
     return lax.cond(jnp.any(rows.num_logprobs >= 0), wanted, empty)
@@ -159,7 +163,7 @@ def _count_history(rows: SamplingRows, vocab: int) -> tuple[Array, Array]:
     """How often each id occurs in prompt and output, and in the output: [rows vocab] each."""
     num_rows, context = rows.history.shape
     row = jnp.arange(num_rows, dtype=jnp.int32)[:, None]
-    tile = min(HISTORY_TILE, context)
+    tile = min(HISTORY_TILE, context) if platform.target() == "cpu" else context
 
     def add(index: Array, counts: tuple[Array, Array]) -> tuple[Array, Array]:
         # The last tile is moved back to fit; what it shares with the one before counts once.
@@ -173,8 +177,10 @@ def _count_history(rows: SamplingRows, vocab: int) -> tuple[Array, Array]:
         put = is_output.astype(jnp.int32)
         return seen, in_output.at[row, ids].add(put, mode="promise_in_bounds")
 
-    num_tiles = (jnp.max(rows.history_lens) + tile - 1) // tile
     zeros = jnp.zeros((num_rows, vocab), jnp.int32)
+    if tile == context:
+        return add(jnp.int32(0), (zeros, zeros))
+    num_tiles = (jnp.max(rows.history_lens) + tile - 1) // tile
     return lax.fori_loop(0, num_tiles, add, (zeros, zeros))
 
 
@@ -251,7 +257,8 @@ def _search(values: Array, mass: Array | None, wanted: Array) -> Array:
         reached = jnp.sum(jnp.where(is_in, 1.0 if mass is None else mass, 0.0), axis=-1)
         return jnp.where(reached >= wanted, tried, low)
 
-    low = lax.fori_loop(0, 32, fix, jnp.zeros(values.shape[0], jnp.uint32))
+    is_graph = platform.target() != "cpu"
+    low = lax.fori_loop(0, 32, fix, jnp.zeros(values.shape[0], jnp.uint32), unroll=is_graph)
     return _from_sort_key(jnp.maximum(low, LOWEST_KEY))
 
 

@@ -6,9 +6,11 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+from flax import struct
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from paged_jax.host.request import Chunk, Sequence
+from paged_jax.host.sampling_params import SamplingParams
 from paged_jax.pytree import pytree
 
 BIAS_LIMIT = 100.0
@@ -28,6 +30,8 @@ class SamplingRows:
         bias_ids: ids whose logits change; padding is id 0 with value 0.
         bias_values: what is added; -inf forbids the id.
         num_logprobs: alternatives wanted; -1 wants no log-probabilities at all.
+        is_plain: every row just takes its likeliest id. Static: such steps have a program of their
+            own, without a branch that the device would have to decide on.
     """
 
     temperature: Float[Array, " rows"]
@@ -47,6 +51,7 @@ class SamplingRows:
     bias_ids: Int[Array, "rows biases"]
     bias_values: Float[Array, "rows biases"]
     num_logprobs: Int[Array, " rows"]
+    is_plain: bool = struct.field(pytree_node=False)
 
 
 @dataclass(frozen=True)
@@ -84,7 +89,8 @@ def pack_rows(drawn: Seq[tuple[Sequence, int]], shape: RowShape) -> SamplingRows
         return out
 
     history, prompt_lens, history_lens = _pack_history(drawn, shape)
-    bias_ids, bias_values = _pack_biases(drawn, shape)
+    biases = [_bias(sequence) for sequence, _ in drawn]
+    bias_ids, bias_values = _pack_biases(biases, shape)
     return SamplingRows(
         temperature=column([p.temperature for p in asked], 1, np.float32),
         top_k=column([min(p.top_k, 2**31 - 1) for p in asked], 0, np.int32),
@@ -105,7 +111,12 @@ def pack_rows(drawn: Seq[tuple[Sequence, int]], shape: RowShape) -> SamplingRows
         num_logprobs=column(
             [-1 if p.logprobs is None else p.logprobs for p in asked], -1, np.int32
         ),
+        is_plain=not any(biases) and all(map(_is_plain, asked)),
     )
+
+
+def _is_plain(params: SamplingParams) -> bool:
+    return params.is_greedy and not params.has_penalties and params.logprobs is None
 
 
 def _pack_keys(drawn: Seq[tuple[Sequence, int]], shape: RowShape) -> Any:
@@ -133,14 +144,13 @@ def _pack_history(drawn: Seq[tuple[Sequence, int]], shape: RowShape) -> tuple[An
     return history, prompt_lens, history_lens
 
 
-def _pack_biases(drawn: Seq[tuple[Sequence, int]], shape: RowShape) -> tuple[Any, Any]:
-    """Biased ids and values; the shared zeros when there are none."""
-    biases = [(row, bias) for row, (sequence, _) in enumerate(drawn) if (bias := _bias(sequence))]
+def _pack_biases(biases: Seq[dict[int, float]], shape: RowShape) -> tuple[Any, Any]:
+    """Biased ids and values of each row; the shared zeros when there are none."""
     size = (shape.rows, shape.biases)
-    if not biases:
+    if not any(biases):
         return _zeros(*size, np.int32), _zeros(*size, np.float32)
     ids, values = np.zeros(size, np.int32), np.zeros(size, np.float32)
-    for row, bias in biases:
+    for row, bias in enumerate(biases):
         assert len(bias) <= shape.biases, f"{len(bias)} biases do not fit {shape.biases}"
         ids[row, : len(bias)] = list(bias)
         values[row, : len(bias)] = list(bias.values())

@@ -39,13 +39,13 @@ def dequantise(matrix: QuantisedMatrix) -> Float32[Array, "inner outer"]:
 
 
 def multiply(x: Float[Array, "rows inner"], matrix: QuantisedMatrix) -> Float[Array, "rows outer"]:
-    """Multiply by a quantised matrix: dequantised first ("xla"), or on a GPU by the kernel.
+    """Multiply by a quantised matrix: dequantised first ("xla"), or on NVIDIA's GPUs by the kernel.
 
     The kernel is for the few rows of a decode step; wide products gain nothing from it.
     """
     x = x if matrix.order is None else x[:, matrix.order]
     packed = (matrix.values, matrix.scales, matrix.zeros)
-    if platform.target() == "gpu":
+    if platform.is_nvidia():
         try:
             return kernel.quant_matmul(x, *packed, bits=matrix.bits)
         except NotImplementedError:

@@ -35,6 +35,15 @@ def test_one_function_is_traced_anew_for_another_target(gpu_mesh) -> None:
     assert targets == ["cpu", "gpu"]
 
 
+@pytest.mark.parametrize(("kind", "is_nvidia"), [("NVIDIA H200", True), ("AMD MI300X", False)])
+def test_a_gpu_of_another_maker_is_not_nvidias(kind, is_nvidia) -> None:
+    device = AbstractDevice(device_kind=kind, num_cores=132, platform="gpu")
+    mesh = AbstractMesh((1,), ("x",), abstract_device=device)
+    with jax.sharding.use_abstract_mesh(mesh):
+        assert (platform.target(), platform.is_nvidia()) == ("gpu", is_nvidia)
+    assert not platform.is_nvidia()
+
+
 def test_bfloat16_pools_are_bfloat16_for_a_gpu(gpu_mesh) -> None:
     with jax.sharding.use_abstract_mesh(gpu_mesh):
         assert storage_dtype("bfloat16") == "bfloat16"

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from paged_jax.device import platform
 from paged_jax.device.sampling import SampleOutput, position_logprobs, sample
 from paged_jax.device.sampling_rows import RowShape, draws, pack_rows
 from paged_jax.host.request import Chunk, Request, Sequence
@@ -158,12 +159,47 @@ def test_the_number_of_rows_does_not_change_a_token(rng):
         assert alone.tokens[0] == together[row]
 
 
-def test_every_mix_runs_in_one_program(rng):
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"temperature": 1.0},
+        {"presence_penalty": 0.1},
+        {"logprobs": 0},
+        {"logit_bias": {3: 1.0}},
+        {"min_tokens": 2},
+    ],
+)
+def test_a_step_is_plain_if_every_row_just_takes_its_likeliest_id(params):
+    plain = make_sequence(temperature=0)
+    other = make_sequence(**{"temperature": 0, **params})
+    assert pack_rows([(plain, 0)] * 2, SHAPE).is_plain
+    assert not pack_rows([(plain, 0), (other, 0)], SHAPE).is_plain
+
+
+def test_a_plain_step_draws_what_the_program_for_every_mix_draws(rng):
+    logits = rng.normal(size=(SHAPE.rows, VOCAB)).astype(np.float32)
+    rows = pack_rows([(make_sequence(temperature=0), 0)] * SHAPE.rows, SHAPE)
+    outs = [jitted(logits, rows.replace(is_plain=is_plain)) for is_plain in (True, False)]
+    jax.tree.map(np.testing.assert_array_equal, *outs)
+
+
+def test_for_a_gpu_there_is_no_loop_and_no_token_changes(rng, monkeypatch):
+    logits = rng.normal(size=(SHAPE.rows, VOCAB)).astype(np.float32)
+    sequences = make_mixed(rng)
+    want = draw_tokens(logits, sequences)
+    rows = pack_rows([(sequence, 0) for sequence in sequences], SHAPE)
+    monkeypatch.setattr(platform, "target", lambda: "gpu")
+    function = jax.jit(lambda *arguments: sample(*arguments, max_logprobs=4))
+    assert "while[" not in str(function.trace(logits, rows).jaxpr)
+    assert function(logits, rows).tokens[: len(sequences)].tolist() == want
+
+
+def test_every_mix_runs_in_one_of_two_programs(rng):
     function = jax.jit(functools.partial(sample, max_logprobs=4))
     logits = rng.normal(size=(SHAPE.rows, VOCAB)).astype(np.float32)
     for sequences in ([], make_mixed(rng), make_mixed(rng, temperature=0, logprobs=2)):
         function(logits, pack_rows([(sequence, 0) for sequence in sequences], SHAPE))
-    assert function._cache_size() == 1
+    assert function._cache_size() == 2
 
 
 def test_settings_that_leave_one_token_equal_greedy(rng):

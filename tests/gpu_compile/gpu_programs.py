@@ -12,13 +12,15 @@ from paged_jax.bench.gpu_target import AXIS
 from paged_jax.bench.models import LLAMA_3_1_8B
 from paged_jax.config import CacheConfig
 from paged_jax.device.kv_pool import pool_struct
+from paged_jax.device.sampling_rows import RowShape, pack_rows
 from paged_jax.device.step_batch import BatchShape, empty_batch
 from paged_jax.models.params import abstract_params
-from paged_jax.step import backbone
+from paged_jax.step import StepInput, backbone, draw, engine_step
 
 WATCHED = ("paged_", "quant_matmul")
 BATCH, MAX_BLOCKS = 32, 256
 CACHE = CacheConfig(num_blocks=4096, block_size=16)
+ROWS = RowShape(rows=BATCH, context=4096, biases=16)
 
 
 def attention_program(function, *, name: str, tokens: int, head_dim: int = 128, **rule) -> Program:
@@ -50,17 +52,39 @@ def quant_program(function, *, rows: int, bits: int) -> Program:
     return Program(name, partial(function, bits=bits), arguments, watched=WATCHED)
 
 
-def step_program(num_layers: int, *, tokens: int = BATCH) -> tuple[Program, int]:
+def step_program(
+    num_layers: int, *, tokens: int = BATCH, kv_dtype: str = "auto"
+) -> tuple[Program, int]:
     """A step of Llama-3.1-8B's shape, by default a decode step; also the bytes of its pool."""
     config = replace(LLAMA_3_1_8B, num_layers=num_layers)
     with gpu_mesh():
-        pool = pool_struct(config, CACHE)
+        pool = pool_struct(config, replace(CACHE, dtype=kv_dtype))
     batch = empty_batch(BatchShape(tokens, BATCH, MAX_BLOCKS, BATCH))
     arguments = (abstract_params(config), pool, batch)
-    name = f"step of {tokens} tokens, {num_layers} layers"
+    name = f"step of {tokens} tokens, {num_layers} layers, KV {kv_dtype}"
     run = partial(backbone, config=config)
     num_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(pool))
     return Program(name, run, arguments, donate=(1,), watched=WATCHED), num_bytes
+
+
+def engine_program() -> Program:
+    """A whole decode step of two layers, drawing included: every row takes its likeliest id."""
+    program, _ = step_program(2)
+    params, pool, batch = program.arguments
+    inputs = StepInput(batch=batch, rows=pack_rows([], ROWS))
+    run = partial(engine_step, config=replace(LLAMA_3_1_8B, num_layers=2))
+    return replace(
+        program, name="whole step, greedy", function=run, arguments=(params, pool, inputs)
+    )
+
+
+def draw_program() -> Program:
+    """The program that draws for every mix; from few ids, as sorting is slow to compile."""
+    config = replace(LLAMA_3_1_8B, num_layers=1, vocab_size=4096)
+    rows = pack_rows([], ROWS).replace(is_plain=False)
+    sampled = jax.ShapeDtypeStruct((BATCH, config.embed_dim), jnp.bfloat16)
+    run = partial(draw, config=config, max_logprobs=20)
+    return Program("draw, every mix", run, (abstract_params(config), sampled, rows))
 
 
 def divided_mlp() -> Program:

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 import pytest
-from gpu_programs import divided_mlp, step_program
+from gpu_programs import divided_mlp, draw_program, engine_program, step_program
 
 from paged_jax.bench.gpu_compile import Program, ProgramReport
 
@@ -11,17 +11,19 @@ MIB = 1 << 20
 
 
 STEPS = {
-    "decode, 2 layers": (2, 32),
-    "decode, 32 layers": (32, 32),
-    "mixed, 2 layers": (2, 512),
+    "decode, 2 layers": (2, 32, "auto"),
+    "decode, 2 layers, int8 pool": (2, 32, "int8"),
+    "decode, 2 layers, fp8 pool": (2, 32, "fp8"),
+    "decode, 32 layers": (32, 32, "auto"),
+    "mixed, 2 layers": (2, 512, "auto"),
 }
 
 
 @pytest.fixture(params=STEPS)
 def step(request, compiled) -> tuple[ProgramReport, int]:
     """A step and the bytes of its pool."""
-    num_layers, tokens = STEPS[request.param]
-    program, pool_bytes = step_program(num_layers, tokens=tokens)
+    num_layers, tokens, kv_dtype = STEPS[request.param]
+    program, pool_bytes = step_program(num_layers, tokens=tokens, kv_dtype=kv_dtype)
     return compiled(program), pool_bytes
 
 
@@ -43,6 +45,11 @@ def test_the_host_starts_one_command_buffer_and_nothing_else(step) -> None:
 
     assert report.sequence == ("kCommandBuffer",)
     assert report.num_command_buffers == 1
+
+
+@pytest.mark.parametrize("make", [engine_program, draw_program])
+def test_drawing_is_in_the_command_buffer(compiled, make) -> None:
+    assert compiled(make()).sequence == ("kCommandBuffer",)
 
 
 def test_temporary_memory_is_one_layers_activations(step) -> None:

@@ -54,7 +54,7 @@ def test_only_packed_arrays_are_parameters():
     [(1, 32, True), (256, 32, True), (257, 32, False), (1, 8, False)],
 )
 def test_a_gpu_runs_the_kernel_within_its_limits(monkeypatch, rows, outer, has_kernel):
-    monkeypatch.setattr(platform, "target", lambda: "gpu")
+    monkeypatch.setattr(platform, "is_nvidia", lambda: True)
     x, matrix = jnp.ones((rows, 64), jnp.bfloat16), make_matrix(outer=outer)
     lowered = jax.jit(multiply).trace(x, matrix).lower(lowering_platforms=("cuda",))
     assert ("quant_matmul_int4" in lowered.as_text()) == has_kernel
