@@ -37,12 +37,12 @@ def paged_attention(
     rule = {"scale": scale, "window": window, "softcap": softcap, "sinks": sinks}
     options = {"k_scales": k_scales, "v_scales": v_scales, "interpret": interpret}
     if q.shape[0] <= kv_lens.shape[0]:
-        return paged_decode(*arrays, **rule, **options, num_sms=_num_sms())
+        return paged_decode(*arrays, **rule, **options, num_sms=num_sms())
     return paged_prefill(*arrays, **rule, **options)
 
 
-def _num_sms() -> int:
-    """Streaming multiprocessors of the GPU, or of an H200 where there is none."""
+def num_sms() -> int:
+    """Return the streaming multiprocessors of the GPU, or of an H200 where there is none."""
     described = jax.sharding.get_abstract_mesh().abstract_device
     if described is not None:
         return described.num_cores or H200_SMS

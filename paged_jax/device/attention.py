@@ -1,6 +1,7 @@
 """Attention over the KV pool: the one place that knows which implementations there are."""
 
 import functools
+import importlib
 import logging
 from typing import Literal
 
@@ -10,7 +11,7 @@ from paged_jax.device import platform
 from paged_jax.device.kv_pool import LayerPool, Scales
 from pallas_kernels import reference
 
-AttentionBackend = Literal["auto", "xla", "triton"]
+AttentionBackend = Literal["auto", "xla", "triton", "mosaic"]
 
 logger = logging.getLogger("paged_jax")
 
@@ -38,19 +39,21 @@ def paged_attention(  # noqa: PLR0913
         softcap: scores become tanh(score / softcap) * softcap.
         sinks: a score a query head that adds to the sum its weights are divided by, and no value.
         k_scales: what each key of a one-byte pool is to be multiplied by; v_scales likewise.
-        backend: "triton" runs on NVIDIA GPUs, and shapes that it does not take run on "xla";
-            "auto" picks "triton" where there is such a GPU.
+        backend: "triton" runs on NVIDIA GPUs and "mosaic" on those of the Hopper generation;
+            shapes that they do not take run on "xla". "auto" picks "triton" where there is an
+            NVIDIA GPU, and never "mosaic", which no GPU has run yet.
     Returns:
         zeros for padding tokens.
     """
     arrays = (q, k_pool, v_pool, block_tables, query_starts, kv_lens)
     rule = {"scale": scale, "window": window, "softcap": softcap, "sinks": sinks}
     options = {**rule, "k_scales": k_scales, "v_scales": v_scales}
-    if (_pick() if backend == "auto" else backend) == "triton":
-        from pallas_kernels import triton  # here: nobody else needs Pallas, which is slow to load
-
+    picked = _pick() if backend == "auto" else backend
+    if picked != "xla":
+        # Here, since nobody else needs Pallas, which is slow to load.
+        kernels = importlib.import_module(f"pallas_kernels.{picked}")
         try:
-            return triton.paged_attention(*arrays, **options)
+            return kernels.paged_attention(*arrays, **options)
         except NotImplementedError as limit:
             _say_once(logging.WARNING, f"{limit}; such steps run on the attention back end xla")
     return reference.paged_attention(*arrays, **options)

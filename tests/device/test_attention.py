@@ -79,10 +79,12 @@ def test_auto_picks_triton_on_nvidia_gpus_and_says_so_once(monkeypatch, log, kin
     assert [r.message for r in log.records] == [said]
 
 
-def test_a_shape_the_kernel_does_not_take_runs_on_xla_and_says_so_once(log):
+@pytest.mark.parametrize(
+    ("backend", "limit"),
+    [("triton", "head_dim 512 is above 256"), ("mosaic", "head_dim 512 is none of (64, 128)")],
+)
+def test_a_shape_the_kernel_does_not_take_runs_on_xla_and_says_so_once(log, backend, limit):
     for _ in range(2):
-        assert not attend_to_nothing(head_dim=512, backend="triton").any()
+        assert not attend_to_nothing(head_dim=512, backend=backend).any()
     (record,) = log.records
-    assert "head_dim 512 is above 256; such steps run on the attention back end xla" in (
-        record.message
-    )
+    assert f"{limit}; such steps run on the attention back end xla" in record.message

@@ -23,12 +23,14 @@ CACHE = CacheConfig(num_blocks=4096, block_size=16)
 ROWS = RowShape(rows=BATCH, context=4096, biases=16)
 
 
-def attention_program(function, *, name: str, tokens: int, head_dim: int = 128, **rule) -> Program:
-    """32 query and 8 KV heads, 32 sequences of up to 4,096 tokens in blocks of 16."""
+def attention_program(
+    function, *, name: str, tokens: int, head_dim: int = 128, q_heads: int = 32, **rule
+) -> Program:
+    """8 KV heads, 32 sequences of up to 4,096 tokens in blocks of 16."""
     pool = jax.ShapeDtypeStruct((CACHE.num_blocks, CACHE.block_size, 8, head_dim), jnp.bfloat16)
     ints = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.int32)  # noqa: E731
     arguments = (
-        jax.ShapeDtypeStruct((tokens, 32, head_dim), jnp.bfloat16),
+        jax.ShapeDtypeStruct((tokens, q_heads, head_dim), jnp.bfloat16),
         pool,
         pool,
         ints(BATCH, MAX_BLOCKS),
