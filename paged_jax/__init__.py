@@ -4,6 +4,7 @@ server.
 Public names load lazily: importing the package imports no jax.
 """
 
+import time
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
@@ -22,6 +23,8 @@ try:
     __version__ = version("paged_jax")
 except PackageNotFoundError:  # running from a source tree that was not installed
     __version__ = "0.0.0"
+
+IMPORTED_S = time.monotonic()  # where a program's start is timed from
 
 _HOMES = {
     "AsyncEngine": "paged_jax.async_engine",

@@ -27,9 +27,8 @@ class ChoiceText:
         sampling = request.sampling
         skip = sampling.skip_special_tokens
         self._detokenizer = Detokenizer(tokenizer, request.prompt, skip_special_tokens=skip)
-        self._matcher = StopMatcher(
-            sampling.stop_strings, include=sampling.include_stop_str_in_output
-        )
+        stops, include = sampling.stop_strings, sampling.include_stop_str_in_output
+        self._matcher = StopMatcher(stops, include=include) if stops else None
         self._sampling = sampling
 
     def absorb(self, delta: TokenDelta) -> tuple[str, str | None]:
@@ -37,11 +36,13 @@ class ChoiceText:
         sampling = self._sampling
         if not sampling.detokenize:
             return "", None
-        is_armed = len(delta.sequence.output) > sampling.min_tokens
         shown = delta.finish_reason is not FinishReason.STOP or sampling.include_stop_str_in_output
         fresh = self._detokenizer.push((delta.token,)) if shown else ""
         if delta.finish_reason is not None:
             fresh += self._detokenizer.flush()
+        if self._matcher is None:
+            return fresh, None
+        is_armed = len(delta.sequence.output) > sampling.min_tokens
         text = self._matcher.feed(fresh, is_armed=is_armed)
         if self._matcher.matched is None and delta.finish_reason is not None:
             text += self._matcher.flush()
@@ -103,13 +104,14 @@ class Answer:
     def delta(self, choices: Seq[ChoiceDelta], *, error: str | None = None) -> RequestDelta:
         """Return the public delta that carries `choices`."""
         prompt_logprobs, self.prompt_logprobs = self.prompt_logprobs, None
+        is_last = self.is_finished or error is not None
         return RequestDelta(
             request_id=self.request.id,
             choices=tuple(choices),
-            finished=self.is_finished or error is not None,
+            finished=is_last,
             num_cached_tokens=self.num_cached,
             prompt_logprobs=tuple(prompt_logprobs) if prompt_logprobs is not None else None,
-            metrics=self.metrics(),
+            metrics=self.metrics() if is_last else None,
             error=error,
         )
 

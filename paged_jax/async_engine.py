@@ -9,7 +9,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from collections.abc import Sequence as Seq
 
@@ -20,6 +20,7 @@ from paged_jax.host.invalid_request import InvalidRequest
 from paged_jax.host.sampling_params import SamplingParams
 from paged_jax.host.trace import EngineObserver, EngineStats
 from paged_jax.outputs import RequestDelta
+from paged_jax.phases import PhaseClock
 from paged_jax.text.tokenizer import Tokenizer
 
 logger = logging.getLogger("paged_jax")
@@ -30,27 +31,34 @@ class _Stream:
 
     def __init__(self, request_id: str):
         self.request_id = request_id
-        self._loop = asyncio.get_running_loop()
-        self._ready = asyncio.Event()
+        self.loop = asyncio.get_running_loop()
+        self.ready = asyncio.Event()
         self._lock = threading.Lock()
         self._pending: RequestDelta | None = None
 
-    def put(self, delta: RequestDelta) -> None:
-        """Add a delta from any thread; what the consumer has not taken yet is merged with it."""
+    def put(self, delta: RequestDelta) -> bool:
+        """Add a delta from any thread; what the consumer has not taken yet is merged with it.
+
+        Returns whether the consumer has to be told.
+        """
         with self._lock:
             merged = delta if self._pending is None else self._pending.merged(delta)
             is_first, self._pending = self._pending is None, merged
-        if is_first and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._ready.set)
+        return is_first
 
     async def get(self) -> RequestDelta:
         """Wait for the next delta."""
-        await self._ready.wait()
+        await self.ready.wait()
         with self._lock:
             delta, self._pending = self._pending, None
-            self._ready.clear()
+            self.ready.clear()
         assert delta is not None, "woken without a delta"
         return delta
+
+
+def _set_all(events: list[asyncio.Event]) -> None:
+    for event in events:
+        event.set()
 
 
 class AsyncEngine:
@@ -73,9 +81,9 @@ class AsyncEngine:
         self._stats = engine.stats()
 
     @classmethod
-    def from_args(cls, args: EngineArgs) -> "AsyncEngine":
+    def from_args(cls, args: EngineArgs, *, clock: PhaseClock | None = None) -> "AsyncEngine":
         """Load, compile and wrap an engine; blocks until it is ready."""
-        return cls(build_engine(args))
+        return cls(build_engine(args, clock=clock))
 
     @property
     def config(self) -> EngineConfig:
@@ -194,10 +202,15 @@ class AsyncEngine:
         self._dispatch([RequestDelta(request_id, (), finished=True, error=error)])
 
     def _dispatch(self, deltas: list[RequestDelta]) -> None:
+        """Give each delta to its stream, and wake each event loop once."""
+        woken: defaultdict[asyncio.AbstractEventLoop, list[asyncio.Event]] = defaultdict(list)
         for delta in deltas:
             stream = self._streams.get(delta.request_id)
-            if stream is not None:
-                stream.put(delta)
+            if stream is not None and stream.put(delta):
+                woken[stream.loop].append(stream.ready)
+        for loop, events in woken.items():
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(_set_all, events)
 
     # ---- the stepping thread ----------------------------------------------------------------
 

@@ -1,7 +1,6 @@
 """From options to a ready engine: find the model, read it, plan the memory, compile."""
 
 import logging
-import time
 from dataclasses import replace
 
 import jax
@@ -19,6 +18,7 @@ from paged_jax.device.kv_pool import block_bytes, pool_struct
 from paged_jax.engine import Engine
 from paged_jax.memory import MemoryLedger, check_model_len, device_bytes, plan_memory
 from paged_jax.models.params import ModelParams
+from paged_jax.phases import PhaseClock
 from paged_jax.programs import Programs, use_compilation_cache
 from paged_jax.text.tokenizer import Tokenizer
 from paged_jax.weights.load import default_sampling, load_params, read_config
@@ -30,29 +30,51 @@ DEFAULT_MAX_SEQS = 64
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
 
-def build_engine(args: EngineArgs) -> Engine:
+def build_engine(args: EngineArgs, *, clock: PhaseClock | None = None) -> Engine:
     """Load the model, size the KV pool, compile every program.
 
+    Args:
+        clock: started when the program was; None starts now.
     Raises:
         OptionError: a setting is out of range or does not fit this model or machine.
         ModelError: the model cannot be found or read.
     """
+    clock = clock or PhaseClock()
     args.validate()
     use_compilation_cache(cache_folder() / "xla")
-    start = time.monotonic()
+    clock.end("import")
     source = resolve_model(args.model)
     model = read_config(source, dtype=args.dtype, quantization=args.quantization)
     limits = scheduler_config(args, model)
     tokenizer = load_tokenizer(source, may_lack=args.load_format == "dummy")
     model = replace(model, vocab_limit=min(model.vocab_size, tokenizer.size))
+    clock.end("read config")
     params = load_params(source, model, load_format=args.load_format, seed=args.seed)
     jax.block_until_ready(params)
+    clock.end("load weights")
     logger.info(
-        "Loaded %s (%s, %s) on %s in %.1f s",
+        "Loaded %s (%s, %s) on %s",
         source.name, model.family, model.dtype, jax.local_devices()[0].device_kind,
-        time.monotonic() - start,
     )  # fmt: skip
-    config = EngineConfig(
+    config = engine_config(args, model, limits, source)
+    ledger = size_pool(args, config, params)
+    config = replace(config, cache=replace(config.cache, num_blocks=ledger.num_blocks))
+    engine = Engine(config, params, tokenizer, default_sampling=default_sampling(source))
+    clock.end("compile")
+    ledger = ledger.with_programs(engine.programs.peak_bytes())
+    jax.block_until_ready(engine.pool)
+    clock.end("ready")
+    engine.startup = clock.seconds
+    logger.info("%s", ledger.describe(limits.max_model_len))
+    logger.info("Start-up:\n%s", clock.table())
+    return engine
+
+
+def engine_config(
+    args: EngineArgs, model: ModelConfig, limits: SchedulerConfig, source: ModelSource
+) -> EngineConfig:
+    """Return what runs, but for the number of blocks, which `size_pool` decides."""
+    return EngineConfig(
         model=model,
         cache=CacheConfig(2, args.block_size, args.enable_prefix_caching, args.kv_cache_dtype),
         scheduler=limits,
@@ -61,12 +83,6 @@ def build_engine(args: EngineArgs) -> Engine:
         max_logprobs=min(args.max_logprobs, model.vocab_size),
         enforce_eager=args.enforce_eager,
     )
-    ledger = size_pool(args, config, params)
-    config = replace(config, cache=replace(config.cache, num_blocks=ledger.num_blocks))
-    engine = Engine(config, params, tokenizer, default_sampling=default_sampling(source))
-    ledger = ledger.with_programs(engine.programs.peak_bytes())
-    logger.info("%s", ledger.describe(limits.max_model_len))
-    return engine
 
 
 def load_tokenizer(source: ModelSource, *, may_lack: bool) -> Tokenizer:

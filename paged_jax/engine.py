@@ -8,6 +8,7 @@ of the step itself ends the engine, since the donated pool is gone.
 import logging
 import time
 from collections import defaultdict
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 
 import jax
@@ -38,6 +39,7 @@ class Engine:
         config: everything resolved.
         tokenizer: the model's.
         default_sampling: sampling settings the model's authors recommend.
+        startup: seconds of each phase of the start, in order; empty if it was not timed.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class Engine:
     ):
         self.config, self.tokenizer = config, tokenizer
         self.default_sampling = default_sampling or {}
+        self.startup: Mapping[str, float] = {}
         self.params = params
         self.pool = init_pool(config.model, config.cache)
         self.scheduler = Scheduler(config.scheduler, config.cache)

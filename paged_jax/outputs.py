@@ -27,9 +27,9 @@ class Logprob:
 PositionLogprobs = dict[int, Logprob]
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class ChoiceDelta:
-    """What one step adds to one choice.
+    """What one step adds to one choice. Never changed: not frozen only because that is slow.
 
     `text` may lag behind `token_ids` (held back for stop strings).
     """
@@ -66,14 +66,15 @@ class RequestMetrics:
     num_preemptions: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class RequestDelta:
-    """What one step adds to one request.
+    """What one step adds to one request. Never changed: not frozen only because that is slow.
 
     Attributes:
         prompt_logprobs: given once, with the first delta, if asked for; the first position is None.
         num_cached_tokens: prompt tokens served from the prefix cache.
         finished: no further delta follows.
+        metrics: given with the last delta.
         error: set when the engine failed on this request; then finished is True.
     """
 

@@ -6,11 +6,14 @@ the same (some array operation outside the programs) are counted by `CompileCoun
 """
 
 import logging
+import os
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,6 +38,9 @@ logger = logging.getLogger("paged_jax")
 
 COPIES = 16  # block copies per call of the copy program
 SCORES = 16  # prompt positions per call of the scoring program
+COMPILE_THREADS = min(8, os.cpu_count() or 1)
+ProgramKey = tuple[str, int]
+Lower = Callable[[], Any]
 _COMPILED: Counter[int] = Counter()  # compilations per thread, fed by jax's own events
 
 
@@ -87,7 +93,7 @@ class Programs:
         self._backbone = partial(backbone, config=model)
         self._draw = partial(draw, config=model, max_logprobs=scored)
         self._score = partial(score, max_logprobs=scored)
-        self._compiled: dict[tuple[str, int], Any] = {}
+        self._compiled: dict[ProgramKey, Any] = {}
 
     def batch_shape(self, num_tokens: int) -> BatchShape:
         """Return the padded shape of a step of `num_tokens`."""
@@ -116,35 +122,26 @@ class Programs:
         if self.config.enforce_eager:
             return
         start = time.monotonic()
-        jobs = list(self._jobs(params, pool))
-        for key, compile_one in tqdm(jobs, desc="Compiling", unit="program", disable=None):
-            self._compiled[key] = compile_one()
-        logger.info("Compiled %d programs in %.1f s", len(jobs), time.monotonic() - start)
+        self._compiled = _compile_all(list(self._jobs(params, pool)))
+        logger.info("Compiled %d programs in %.1f s", len(self._compiled), time.monotonic() - start)
 
-    def _jobs(
-        self, params: ModelParams, pool: KVPool
-    ) -> Iterator[tuple[tuple[str, int], Callable[[], Any]]]:
+    def _jobs(self, params: ModelParams, pool: KVPool) -> Iterator[tuple[ProgramKey, Lower]]:
+        """Each program's key, and what traces it."""
         limits = self.config.scheduler
         embed, dtype = self.config.model.embed_dim, params.embed.dtype
         for tokens in reversed(self.token_buckets):
-            make = partial(self.lower_backbone, params, pool, tokens)
-            yield ("backbone", tokens), lambda make=make: make().compile()
+            yield ("backbone", tokens), partial(self.lower_backbone, params, pool, tokens)
         sampled = jax.ShapeDtypeStruct((limits.max_seqs, embed), dtype)
         for rows in reversed(self.row_buckets):
             for name, is_plain in (("draw plain", True), ("draw", False)):
-                neutral = pack_rows([], self._row_shape(rows)).replace(is_plain=is_plain)
-                yield (name, rows), self._job(self._draw, params, sampled, neutral)
+                neutral = replace(pack_rows([], self._row_shape(rows)), is_plain=is_plain)
+                yield (name, rows), partial(jax.jit(self._draw).lower, params, sampled, neutral)
         hidden = jax.ShapeDtypeStruct((SCORES, embed), dtype)
         targets = np.zeros(SCORES, np.int32)
-        yield ("score", SCORES), self._job(self._score, params, hidden, targets)
+        yield ("score", SCORES), partial(jax.jit(self._score).lower, params, hidden, targets)
         ids = np.zeros(COPIES, np.int32)
-        yield ("copy", COPIES), self._job(copy_blocks, pool, ids, ids, donate=("pool",))
-
-    def _job(
-        self, function: Callable[..., Any], *arguments: Any, donate: tuple[str, ...] = ()
-    ) -> Callable[[], Any]:
-        jitted = jax.jit(function, donate_argnames=donate)
-        return lambda: jitted.lower(*arguments).compile()
+        copy = jax.jit(copy_blocks, donate_argnames=("pool",))
+        yield ("copy", COPIES), partial(copy.lower, pool, ids, ids)
 
     def _call(self, name: str, size: int, eager: Callable[..., Any], *arguments: Any) -> Any:
         if self.config.enforce_eager:
@@ -202,6 +199,22 @@ class Programs:
     def peak_bytes(self) -> int:
         """Return the most any compiled program needs beside its arguments."""
         return max((_own_bytes(program) for program in self._compiled.values()), default=0)
+
+
+def _compile_all(jobs: list[tuple[ProgramKey, Lower]]) -> dict[ProgramKey, Any]:
+    """Trace in this thread, since Python does that, and compile in a few others meanwhile.
+
+    The first program that does not compile raises; those not begun are dropped then.
+    """
+    with ThreadPoolExecutor(COMPILE_THREADS, "compile") as workers:
+        try:
+            keys = {workers.submit(lower().compile): key for key, lower in jobs}
+            done = as_completed(keys)
+            bar = tqdm(done, "Compiling", len(keys), unit="program", disable=None)
+            return {keys[program]: program.result() for program in bar}
+        except BaseException:
+            workers.shutdown(cancel_futures=True)
+            raise
 
 
 def _own_bytes(program: Any) -> int:

@@ -10,6 +10,7 @@ from paged_jax.host.invalid_request import InvalidRequest
 # Command -> what it does. The module of that name has a `main(arguments)`.
 COMMANDS = {
     "gpu": "check and time the kernels on this GPU, in 8 minutes",
+    "host": "the host's share of a step, against the number of sequences",
     "latency": "how long one batch takes, again and again",
     "serve": "load on a running server: streaming clients, latencies, goodput",
     "throughput": "how fast a list of requests is done offline, here or on a peer",

@@ -10,10 +10,23 @@ from flax import struct
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from paged_jax.host.request import Chunk, Sequence
-from paged_jax.host.sampling_params import SamplingParams
 from paged_jax.pytree import pytree
 
 BIAS_LIMIT = 100.0
+# The columns of `SamplingParams.settings`, and those of a row that asks for nothing.
+_DTYPES: dict[str, type] = {
+    "temperature": np.float32,
+    "top_k": np.int32,
+    "top_p": np.float32,
+    "min_p": np.float32,
+    "is_greedy": np.bool_,
+    "repetition": np.float32,
+    "presence": np.float32,
+    "frequency": np.float32,
+    "has_penalties": np.bool_,
+    "num_logprobs": np.int32,
+}
+_NEUTRAL = np.array([1, 0, 1, 0, True, 1, 0, 0, False, -1], np.float64)
 
 
 @pytree
@@ -80,50 +93,43 @@ def draws(chunks: Seq[Chunk]) -> list[tuple[Sequence, int]]:
 def pack_rows(drawn: Seq[tuple[Sequence, int]], shape: RowShape) -> SamplingRows:
     """Pack (sequence, choice) pairs into arrays of `shape`; choice i draws with seed + i."""
     assert len(drawn) <= shape.rows, f"{len(drawn)} draws do not fit {shape.rows} rows"
-    asked = [sequence.request.sampling for sequence, _ in drawn]
-
+    table = np.tile(_NEUTRAL, (shape.rows, 1))
+    if drawn:
+        table[: len(drawn)] = [sequence.request.sampling.settings for sequence, _ in drawn]
     # Leaves are numpy; the fields' types say what jit makes of them.
-    def column(values: Seq[float | int], padding: float | int, dtype: type) -> Any:
-        out = np.full(shape.rows, padding, dtype)
-        out[: len(values)] = values
-        return out
-
+    columns: dict[str, Any] = {
+        name: table[:, index].astype(dtype) for index, (name, dtype) in enumerate(_DTYPES.items())
+    }
+    positions: Any = np.zeros(shape.rows, np.int32)
+    positions[: len(drawn)] = [sequence.num_tokens for sequence, _ in drawn]
     history, prompt_lens, history_lens = _pack_history(drawn, shape)
     biases = [_bias(sequence) for sequence, _ in drawn]
     bias_ids, bias_values = _pack_biases(biases, shape)
     return SamplingRows(
-        temperature=column([p.temperature for p in asked], 1, np.float32),
-        top_k=column([min(p.top_k, 2**31 - 1) for p in asked], 0, np.int32),
-        top_p=column([p.top_p for p in asked], 1, np.float32),
-        min_p=column([p.min_p for p in asked], 0, np.float32),
-        is_greedy=column([p.is_greedy for p in asked], True, np.bool_),
+        **columns,
         keys=_pack_keys(drawn, shape),
-        positions=column([sequence.num_tokens for sequence, _ in drawn], 0, np.int32),
-        repetition=column([p.repetition_penalty for p in asked], 1, np.float32),
-        presence=column([p.presence_penalty for p in asked], 0, np.float32),
-        frequency=column([p.frequency_penalty for p in asked], 0, np.float32),
-        has_penalties=column([p.has_penalties for p in asked], False, np.bool_),
+        positions=positions,
         history=history,
         prompt_lens=prompt_lens,
         history_lens=history_lens,
         bias_ids=bias_ids,
         bias_values=bias_values,
-        num_logprobs=column(
-            [-1 if p.logprobs is None else p.logprobs for p in asked], -1, np.int32
-        ),
-        is_plain=not any(biases) and all(map(_is_plain, asked)),
+        is_plain=not any(biases) and _is_plain(**columns),
     )
 
 
-def _is_plain(params: SamplingParams) -> bool:
-    return params.is_greedy and not params.has_penalties and params.logprobs is None
+def _is_plain(
+    *, is_greedy: np.ndarray, has_penalties: np.ndarray, num_logprobs: np.ndarray, **_: np.ndarray
+) -> bool:
+    return bool(np.all(is_greedy & ~has_penalties & (num_logprobs < 0)))
 
 
 def _pack_keys(drawn: Seq[tuple[Sequence, int]], shape: RowShape) -> Any:
     """Seeds modulo 2**64 as (high, low) words."""
+    seeds = [(sequence.request.seed + choice) % (1 << 64) for sequence, choice in drawn]
+    words = np.array(seeds, np.uint64)
     keys = np.zeros((shape.rows, 2), np.uint32)
-    for row, (sequence, choice) in enumerate(drawn):
-        keys[row] = divmod((sequence.request.seed + choice) % (1 << 64), 1 << 32)
+    keys[: len(seeds), 0], keys[: len(seeds), 1] = words >> 32, words & 0xFFFFFFFF
     return keys
 
 
@@ -160,6 +166,8 @@ def _pack_biases(biases: Seq[dict[int, float]], shape: RowShape) -> tuple[Any, A
 def _bias(sequence: Sequence) -> dict[int, float]:
     """What is added to which logits: `logit_bias`, and -inf for ends that `min_tokens` forbids."""
     request, params = sequence.request, sequence.request.sampling
+    if not params.logit_bias and len(sequence.output) >= params.min_tokens:
+        return {}
     bias = {
         token: max(-BIAS_LIMIT, min(BIAS_LIMIT, value))
         for token, value in (params.logit_bias or {}).items()

@@ -7,6 +7,7 @@ block.
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -62,31 +63,57 @@ def pack(chunks: Seq[Chunk], shape: BatchShape, block_size: int) -> StepBatch:
         AssertionError: a block id or a size is out of range (on the device that would be silent
             corruption).
     """
-    total, rows = sum(c.length for c in chunks), sum(c.num_samples for c in chunks)
-    assert total <= shape.tokens and len(chunks) <= shape.seqs and rows <= shape.rows, (
-        shape,
-        total,
-    )
     batch = empty_batch(shape)
-    at = row = 0
-    for index, chunk in enumerate(chunks):
-        sequence, end = chunk.sequence, chunk.start + chunk.length
-        blocks = np.asarray(sequence.block_table, np.int32)
-        assert len(blocks) * block_size >= end, "a token has no block"
-        assert blocks.min() > 0, "a live token would be written to the null block"
-        here = slice(at, at + chunk.length)
-        positions = np.arange(chunk.start, end, dtype=np.int32)
-        batch.tokens[here] = sequence.tokens(chunk.start, end)
-        batch.positions[here] = positions
-        batch.slots[here] = blocks[positions // block_size] * block_size + positions % block_size
-        batch.seq_of_token[here] = index
-        batch.block_tables[index, : len(blocks)] = blocks
-        batch.kv_lens[index], batch.prompt_lens[index] = end, len(sequence.request.prompt)
-        at += chunk.length
-        batch.query_starts[index + 1 :] = at
-        batch.sample_at[row : row + chunk.num_samples] = at - 1
-        row += chunk.num_samples
+    if not chunks:
+        return batch
+    starts, lengths, samples, prompts, held = _facts(chunks)
+    total, rows, seqs = lengths.sum(), samples.sum(), len(chunks)
+    assert total <= shape.tokens and seqs <= shape.seqs and rows <= shape.rows, (shape, total)
+    ends = starts + lengths
+    _fill_tables(batch.block_tables[:seqs], chunks, held)
+    assert np.all(held * block_size >= ends), "a token has no block"
+    borders = np.cumsum(lengths)  # where each chunk ends among the packed tokens
+    owners = np.repeat(np.arange(seqs, dtype=np.int32), lengths)
+    positions = np.arange(total, dtype=np.int32) + np.repeat(ends - borders, lengths)
+    blocks = batch.block_tables[owners, positions // block_size]
+    batch.tokens[:total] = _tokens(chunks)
+    batch.positions[:total], batch.seq_of_token[:total] = positions, owners
+    batch.slots[:total] = blocks * block_size + positions % block_size
+    batch.kv_lens[:seqs], batch.prompt_lens[:seqs] = ends, prompts
+    batch.query_starts[1 : seqs + 1], batch.query_starts[seqs + 1 :] = borders, total
+    batch.sample_at[:rows] = np.repeat(borders - 1, samples)
     return batch
+
+
+def _facts(chunks: Seq[Chunk]) -> np.ndarray:
+    """Start, length, samples, prompt length and number of blocks of each chunk: [5 chunks]."""
+    facts = [
+        (
+            chunk.start,
+            chunk.length,
+            chunk.num_samples,
+            len(chunk.sequence.request.prompt),
+            len(chunk.sequence.block_table),
+        )
+        for chunk in chunks
+    ]
+    return np.array(facts, np.int32).T
+
+
+def _fill_tables(tables: Any, chunks: Seq[Chunk], held: np.ndarray) -> None:
+    """Write each sequence's blocks into its row."""
+    blocks = chain.from_iterable(chunk.sequence.block_table for chunk in chunks)
+    flat = np.fromiter(blocks, np.int32, held.sum())
+    assert not len(flat) or flat.min() > 0, "a live token would be written to the null block"
+    tables[np.arange(tables.shape[1])[None, :] < held[:, None]] = flat
+
+
+def _tokens(chunks: Seq[Chunk]) -> list[int]:
+    """The chunks' ids, one after the other."""
+    tokens: list[int] = []
+    for chunk in chunks:
+        tokens += chunk.sequence.tokens(chunk.start, chunk.start + chunk.length)
+    return tokens
 
 
 def empty_batch(shape: BatchShape) -> StepBatch:

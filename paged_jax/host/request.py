@@ -6,6 +6,7 @@ the `Scheduler` owns it. Lengths and positions are in tokens.
 
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
+from typing import NamedTuple
 
 from paged_jax.host.sampling_params import SamplingParams
 
@@ -113,11 +114,12 @@ class Sequence:
         prompt, border = self.request.prompt, len(self.request.prompt)
         if stop <= border:
             return prompt[start:stop]
+        if start >= border:
+            return tuple(self.output[start - border : stop - border])
         return prompt[start:] + tuple(self.output[max(0, start - border) : stop - border])
 
 
-@dataclass(frozen=True)
-class Chunk:
+class Chunk(NamedTuple):
     """A part of one sequence computed in one step: positions start .. start + length - 1.
 
     Attributes:
@@ -155,8 +157,7 @@ class ScheduledStep:
         return sum(chunk.num_samples for chunk in self.chunks)
 
 
-@dataclass(frozen=True)
-class TokenDelta:
+class TokenDelta(NamedTuple):
     """One token a step gave to one sequence, and whether it ended the sequence.
 
     Attributes:

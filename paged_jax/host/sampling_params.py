@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeGuard, cast
 
 from paged_jax.host.invalid_request import InvalidRequest
@@ -153,17 +154,37 @@ class SamplingParams:
         """The stop strings, always a tuple."""
         return tuple(self.stop or ())
 
-    @property
+    @cached_property
     def stop_ids(self) -> tuple[int, ...]:
         """The user's own stop ids, always a tuple."""
         return tuple(self.stop_token_ids or ())
+
+    @cached_property
+    def settings(self) -> tuple[float, ...]:
+        """What a draw needs, as numbers, in the order in which `device.sampling_rows` reads them.
+
+        Temperature, top_k, top_p, min_p, whether greedy; repetition, presence and frequency
+        penalty, whether any; number of log-probabilities, -1 for none.
+        """
+        return (
+            self.temperature,
+            min(self.top_k, 2**31 - 1),
+            self.top_p,
+            self.min_p,
+            self.is_greedy,
+            self.repetition_penalty,
+            self.presence_penalty,
+            self.frequency_penalty,
+            self.has_penalties,
+            -1 if self.logprobs is None else self.logprobs,
+        )
 
     @property
     def is_greedy(self) -> bool:
         """Whether the likeliest token is taken at every position."""
         return self.temperature < GREEDY_BELOW or self.top_p == 0 or self.top_k == 1
 
-    @property
+    @cached_property
     def has_penalties(self) -> bool:
         """Whether logits depend on the tokens so far."""
         return bool(

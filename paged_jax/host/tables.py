@@ -50,15 +50,18 @@ class BlockTables:
 
         Returns the (source, target) of the block copy that has to come before their writes, if any.
         """
-        blocks = self._pool.allocate(self._num_new_blocks(sequence, length))
+        num_new, is_shared = self._num_new_blocks(sequence, length), self._is_last_shared(sequence)
         copy = None
-        if self._is_last_shared(sequence):
+        sequence.num_computed += length
+        if num_new == 0:
+            return None
+        blocks = self._pool.allocate(num_new)
+        if is_shared:
             source, target = sequence.block_table[-1], blocks.pop(0)
             self._pool.release([source])
             sequence.block_table[-1] = target
             copy = (source, target)
         sequence.block_table += blocks
-        sequence.num_computed += length
         return copy
 
     def share(self, sequence: Sequence, child: Sequence) -> None:

@@ -4,6 +4,8 @@ Formats keep matrices as [out, in]; the engine keeps them as [in, out].
 """
 
 import logging
+import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import jax
@@ -16,6 +18,8 @@ from paged_jax.weights.checkpoint import Checkpoint, read_floats
 from paged_jax.weights.matrices import MatrixReader
 
 logger = logging.getLogger("paged_jax")
+
+READERS = min(4, os.cpu_count() or 1)  # tensors converted at the same time
 
 
 def fill_params(
@@ -32,8 +36,11 @@ def fill_params(
     wanted = [_Parameter.at(path, leaf, checkpoint) for path, leaf in leaves]
     parts = [matrices.parts(item.name) if item.is_packable else [item.name] for item in wanted]
     _check_names(checkpoint, [name for listed in parts for name in listed])
-    bar = tqdm(wanted, "Loading weights", disable=None if progress else True)
-    return jax.tree.unflatten(tree, [item.read(checkpoint, matrices) for item in bar])
+    with ThreadPoolExecutor(READERS, "weights") as readers:
+        arrays = readers.map(lambda item: item.read(checkpoint, matrices), wanted)
+        shown = None if progress else True
+        bar = tqdm(arrays, "Loading weights", len(wanted), disable=shown)
+        return jax.tree.unflatten(tree, list(bar))
 
 
 @dataclass(frozen=True)

@@ -67,6 +67,25 @@ def test_many_streams_at_once_each_end_once(served: AsyncEngine) -> None:
     assert all(output.finished for output in outputs)
 
 
+def test_a_step_wakes_the_event_loop_once(served: AsyncEngine, monkeypatch) -> None:
+    steps, wakes = [], []
+
+    async def main() -> list[RequestOutput]:
+        loop, step = asyncio.get_running_loop(), served.engine.step
+        wake = loop.call_soon_threadsafe
+        monkeypatch.setattr(served.engine, "step", lambda: steps.append(1) or step())
+        monkeypatch.setattr(
+            loop, "call_soon_threadsafe", lambda *call: wakes.append(call) or wake(*call)
+        )
+        params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+        return await asyncio.gather(
+            *(collect(served, params, request_id=str(index)) for index in range(8))
+        )
+
+    assert all(output.finished for output in asyncio.run(main()))
+    assert len(wakes) <= len(steps) < 8 * 6
+
+
 def test_300_aborted_requests_leak_nothing(llm: LLM, served: AsyncEngine) -> None:
     """Queued, mid-prefill, decoding, not read at all, n > 1."""
     draw = random.Random(0)

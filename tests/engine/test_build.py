@@ -91,6 +91,12 @@ def test_sequence_that_outgrows_the_pool_ends(make_llm) -> None:
         small.generate([[5] * 65], params, use_tqdm=False)
 
 
+def test_the_phases_of_the_start_are_kept(llm: LLM) -> None:
+    phases = ["import", "read config", "load weights", "compile", "ready"]
+    assert list(llm.engine.startup) == phases
+    assert all(seconds >= 0 for seconds in llm.engine.startup.values())
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_precision_generates(make_llm, dtype: str) -> None:
     half = make_llm(dtype=dtype)

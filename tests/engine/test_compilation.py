@@ -1,6 +1,7 @@
 """After warm-up nothing compiles; the pool is updated in place; a step's memory is its own."""
 
 import random
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import jax
@@ -42,6 +43,26 @@ def test_a_compilation_is_counted() -> None:
     with counter.watch():
         jax.jit(lambda x: x * 3 + 1)(np.arange(17, dtype=np.int32))
     assert counter.count == 1
+
+
+def test_a_compilation_in_another_thread_is_not_counted() -> None:
+    lowered = jax.jit(lambda x: x * 5 + 2).lower(np.arange(19, dtype=np.int32))
+    counter = CompileCounter()
+    with counter.watch(), ThreadPoolExecutor(1) as other:
+        other.submit(lowered.compile).result()
+    assert counter.count == 0
+
+
+def test_one_program_that_does_not_compile_ends_the_start(llm: LLM, monkeypatch) -> None:
+    programs = Programs(llm.engine.config)
+
+    class Broken:
+        def compile(self) -> None:
+            raise RuntimeError("no such instruction")
+
+    monkeypatch.setattr(programs, "lower_backbone", lambda *_: Broken())
+    with pytest.raises(RuntimeError, match="no such instruction"):
+        programs.warm_up(llm.engine.params, llm.engine.pool)
 
 
 @pytest.fixture(scope="module")
