@@ -1,10 +1,12 @@
 """One request of a client, checked: what `protocol` makes of a body and `generation` runs."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from paged_jax.host.sampling_params import SamplingParams
 from paged_jax.text.answer_reader import PLAIN, Reading
 from server.logprobs import TokenSpelling
+from server.wire import Json
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,11 @@ class AnswerOptions:
 
 @dataclass(frozen=True)
 class Call:
-    """All that is needed to run and answer a request; choice i of prompt p has index p * n + i."""
+    """All that is needed to run and answer a request; choice i of prompt p has index p * n + i.
+
+    Attributes:
+        told: fields of the request that the answer repeats.
+    """
 
     id: str
     created: int
@@ -56,3 +62,4 @@ class Call:
     answer: AnswerOptions
     priority: int = 0
     cache_salt: str | None = None
+    told: Json = field(default_factory=dict[str, Any])

@@ -7,18 +7,18 @@ from paged_jax.outputs import ChoiceDelta, RequestDelta, RequestOutput
 from paged_jax.text.answer_reader import AnswerReader
 from paged_jax.text.reasoning import Part
 from server.call import Call
-from server.formats import as_delta, envelope, tells_tokens
+from server.formats import ChunkFormat, as_delta, envelope, tells_tokens
 from server.logprobs import chat_logprobs, prompt_logprobs
 from server.wire import Json
 
 
-class ChatFormat:
+class ChatFormat(ChunkFormat):
     """A Format; each choice is read by a reader of its own."""
 
     chunk_kind = "chat.completion.chunk"
 
     def __init__(self, call: Call):
-        self._call = call
+        super().__init__(call)
         self._readers = [AnswerReader(call.answer.reading) for _ in range(call.params.n)]
 
     def whole(self, outputs: list[RequestOutput], usage: Json) -> Json:

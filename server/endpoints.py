@@ -18,6 +18,9 @@ from server.formats import CompletionFormat, Format
 from server.generation import ClientGone, closable, collect, unless_disconnected
 from server.metrics import Metrics
 from server.protocol import parse_chat, parse_completion
+from server.response_table import response_body
+from server.responses import parse_response
+from server.responses_format import ResponseFormat
 from server.schema import Fields
 from server.state import ServerState
 from server.streaming import EventStream, events_of
@@ -197,5 +200,11 @@ ENDPOINTS = (
         "Answer a conversation.",
         chat_body,
         _generation(chat_body, parse_chat, ChatFormat),
+    ),
+    _post(
+        "/v1/responses",
+        "Answer a conversation, as a list of items.",
+        response_body,
+        _generation(response_body, parse_response, ResponseFormat),
     ),
 )

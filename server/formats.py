@@ -5,25 +5,53 @@ from typing import Protocol
 from paged_jax.outputs import ChoiceDelta, PositionLogprobs, RequestDelta, RequestOutput
 from server.call import Call
 from server.logprobs import CompletionLogprobs, prompt_logprobs
-from server.wire import Json
+from server.wire import DONE, Json
 
 
 class Format(Protocol):
-    """Spells the answer to one call. `chunk_kind` is the `object` of a stream's chunks."""
+    """Spells the answer to one call. `done` is what ends a stream."""
 
-    chunk_kind: str
+    done: bytes
 
     def whole(self, outputs: list[RequestOutput], usage: Json) -> Json:
         """Return the body of an unstreamed answer."""
         ...
 
     def opening(self, number: int, delta: RequestDelta) -> list[Json]:
-        """Return the chunks that go before the first text of prompt `number`."""
+        """Return the events that go before the first text of prompt `number`."""
         ...
 
     def pieces(self, number: int, choice: ChoiceDelta) -> list[Json]:
-        """Return the chunks for what one step added to one choice; none if it tells nothing."""
+        """Return the events for what one step added to one choice; none if it tells nothing."""
         ...
+
+    def closing(self, usage: Json) -> list[Json]:
+        """Return the events that go after the last text."""
+        ...
+
+    def failure(self, error: Json) -> list[Json]:
+        """Return the events that end a stream in which something failed."""
+        ...
+
+
+class ChunkFormat:
+    """The end of a stream of chunks, which are of the `object` that `chunk_kind` names."""
+
+    done = DONE
+    chunk_kind = ""
+
+    def __init__(self, call: Call):
+        self._call = call
+
+    def closing(self, usage: Json) -> list[Json]:
+        """Return a chunk with the usage, if it is asked for."""
+        if not self._call.answer.include_usage:
+            return []
+        return [envelope(self._call, self.chunk_kind, []) | {"usage": usage}]
+
+    def failure(self, error: Json) -> list[Json]:
+        """Return the error as it is."""
+        return [error]
 
 
 def tells_tokens(call: Call, choice: ChoiceDelta) -> bool:
@@ -43,13 +71,13 @@ def envelope(call: Call, kind: str, choices: list[Json]) -> Json:
     }
 
 
-class CompletionFormat:
+class CompletionFormat(ChunkFormat):
     """/v1/completions."""
 
     chunk_kind = "text_completion"
 
     def __init__(self, call: Call):
-        self._call = call
+        super().__init__(call)
         count = call.answer.logprobs or 0
         num_choices = len(call.prompts) * call.params.n
         self._logprobs = [CompletionLogprobs(count, call.answer.spell) for _ in range(num_choices)]

@@ -1,6 +1,7 @@
 """Running a call: the deltas of all its prompts, its usage, its end when the client hangs up."""
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
@@ -111,7 +112,7 @@ async def _one_prompt(
             cache_salt=call.cache_salt,
         )
     )
-    state.running[engine_id] = (call.id, call.id.partition("-")[2])
+    state.running[engine_id] = (call.id, re.split("[-_]", call.id, maxsplit=1)[1])
     try:
         async with aclosing(source) as deltas:
             async for delta in deltas:

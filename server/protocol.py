@@ -64,7 +64,9 @@ def parse_completion(state: ServerState, fields: Fields, header_id: str | None) 
     return _call(state, fields, "cmpl-", header_id, (prompts, params, answer))
 
 
-def parse_chat(state: ServerState, fields: Fields, header_id: str | None) -> Call:
+def parse_chat(
+    state: ServerState, fields: Fields, header_id: str | None, *, prefix: str = "chatcmpl-"
+) -> Call:
     """Read the body of /v1/chat/completions; raises as `parse_completion`."""
     answer = _answer_options(state, fields, logprobs=_chat_logprobs(fields))
     limits = [fields.get(name) for name in ("max_completion_tokens", "max_tokens")]
@@ -78,7 +80,7 @@ def parse_chat(state: ServerState, fields: Fields, header_id: str | None) -> Cal
     try:
         prompt = chat_prompt(state, fields, text, echo=answer.echo)
         parts = ((prompt,), params, replace(answer, reading=reading, think_ids=state.think_ids))
-        return _call(state, fields, "chatcmpl-", header_id, parts)
+        return _call(state, fields, prefix, header_id, parts)
     except InvalidRequest as error:
         error.param = "messages" if error.param == "prompt" else error.param
         raise

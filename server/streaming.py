@@ -1,6 +1,7 @@
 """Server-sent events: an answer as it is made.
 
-Every event is `data: <json>`, the last is `data: [DONE]`; an error after the start is an event too.
+Every event is `data: <json>`, chunks end with `data: [DONE]`; an error after the start is an event
+too.
 All events of one delta are sent together.
 """
 
@@ -13,10 +14,10 @@ from starlette.types import Receive, Scope, Send
 from paged_jax.outputs import RequestDelta
 from server.call import Call
 from server.errors import describe
-from server.formats import Format, envelope
+from server.formats import Format
 from server.generation import ClientGone, Usage, deltas_of, unless_disconnected
 from server.state import ServerState
-from server.wire import DONE, Json, event
+from server.wire import Json, events
 
 
 class EventStream(StreamingResponse):
@@ -43,9 +44,9 @@ async def events_of(state: ServerState, call: Call, spelled: Format) -> AsyncGen
             async for number, delta in deltas:
                 if part := writer.part(number, delta):
                     yield part
-        yield writer.end() + DONE
+        yield writer.end() + spelled.done
     except Exception as error:
-        yield event(describe(error)[1]) + DONE
+        yield events(spelled.failure(describe(error)[1])) + spelled.done
 
 
 class _EventWriter:
@@ -71,14 +72,11 @@ class _EventWriter:
         return self._events(opening, num_before) + self._events(pieces, now)
 
     def end(self) -> bytes:
-        """Return what goes before [DONE]."""
-        if not self._call.answer.include_usage:
-            return b""
-        last = envelope(self._call, self._format.chunk_kind, [])
-        return event(last | {"usage": self._usage.json()})
+        """Return what goes after the last text."""
+        return events(self._format.closing(self._usage.json()))
 
     def _events(self, chunks: Iterable[Json], num_completion: int) -> bytes:
         if self._call.answer.continuous_usage:
             usage = self._usage.json(num_completion=num_completion)
             chunks = [chunk | {"usage": usage} for chunk in chunks]
-        return b"".join(map(event, chunks))
+        return events(chunks)

@@ -48,10 +48,10 @@ def _sampled(name: str, text: str) -> Json:
 
 _TOKEN = integer(0, INT64, "A token id.")
 _STOP = string("A stop string.", low=1, high=MAX_STOP_LEN)
-_ANY_OBJECT: Json = {"type": "object"}
+ANY_OBJECT: Json = {"type": "object"}
 _MODEL = string("One of the names that /v1/models lists; the first by default.")
 
-_SAMPLING: Json = {
+SAMPLING: Json = {
     "temperature": _sampled("temperature", "0 is greedy."),
     "top_p": _sampled("top_p", "Keep the likeliest tokens of this total probability."),
     "top_k": integer(-1, INT64, "Keep so many of the likeliest tokens; 0 and -1 are off."),
@@ -73,7 +73,7 @@ _SAMPLING: Json = {
     ),
     "stop_token_ids": array(_TOKEN, "Ids that end the answer.", high=MAX_STOP_IDS),
     "logit_bias": {
-        **_ANY_OBJECT,
+        **ANY_OBJECT,
         "additionalProperties": number(-1e9, 1e9, "Clamped to [-100, 100]."),
         "maxProperties": MAX_BIAS_IDS,
         "propertyNames": {"pattern": "^[0-9]{1,20}$"},
@@ -81,7 +81,7 @@ _SAMPLING: Json = {
     },
     "n": _sampled("n", "Choices per prompt."),
 }
-_ANSWER: Json = {
+ANSWER: Json = {
     "stream": boolean(False, "Send the answer as server-sent events."),
     "stream_options": obj(
         {
@@ -94,13 +94,13 @@ _ANSWER: Json = {
     "return_tokens_as_token_ids": boolean(False, "Spell tokens as token_id:<id>."),
     "return_token_ids": boolean(False, "List the ids of prompt and answer."),
 }
-_REQUEST: Json = {
+REQUEST: Json = {
     "model": _MODEL,
     "request_id": string("Part of the answer's id.", low=1, high=MAX_NAME_LEN),
     "priority": integer(-INT64, INT64 - 1, "Lower is earlier, where the server orders by it."),
     "cache_salt": string("Shares cached prefixes with equal salts only.", low=1, high=MAX_NAME_LEN),
     "user": string("Without effect."),
-    "metadata": {**_ANY_OBJECT, "description": "Without effect."},
+    "metadata": {**ANY_OBJECT, "description": "Without effect."},
 }
 _PROMPT: Json = {
     "truncation_side": one_of("left", "right", text="Which end to cut."),
@@ -137,25 +137,25 @@ _CHAT_UNOFFERED: Json = {
     "modalities": unoffered(["text"]),
     "web_search_options": unoffered(),
 }
-_NAME = string("The function's name.", low=1, high=64) | {"pattern": "^[A-Za-z0-9_.-]+$"}
-_FUNCTION = obj(
+NAME = string("The function's name.", low=1, high=64) | {"pattern": "^[A-Za-z0-9_.-]+$"}
+FUNCTION = obj(
     {
-        "name": _NAME,
+        "name": NAME,
         "description": string("What it does."),
-        "parameters": {**_ANY_OBJECT, "description": "JSON Schema of its arguments."},
+        "parameters": {**ANY_OBJECT, "description": "JSON Schema of its arguments."},
         "strict": unoffered(False),
     },
     "A function.",
     required=("name",),
 )
-_IS_FUNCTION = one_of("function", text="Only functions are offered.")
-_TOOL = obj({"type": _IS_FUNCTION, "function": _FUNCTION}, "A tool.", required=("type", "function"))
+IS_FUNCTION = one_of("function", text="Only functions are offered.")
+_TOOL = obj({"type": IS_FUNCTION, "function": FUNCTION}, "A tool.", required=("type", "function"))
 _NAMED_TOOL = obj(
-    {"type": _IS_FUNCTION, "function": obj({"name": _NAME}, "Which.", required=("name",))},
+    {"type": IS_FUNCTION, "function": obj({"name": NAME}, "Which.", required=("name",))},
     "One function.",
     required=("type", "function"),
 )
-_CONVERSATION: Json = {
+CONVERSATION: Json = {
     "messages": array(
         obj({"role": string("Who speaks.", low=1)}, "A message.", required=("role",)),
         "The conversation so far.",
@@ -165,11 +165,11 @@ _CONVERSATION: Json = {
     "add_generation_prompt": boolean(True, "End with the header of the assistant's turn."),
     "continue_final_message": boolean(False, "Let the model continue the last message."),
     "add_special_tokens": boolean(False, "Let the tokenizer add what begins a text."),
-    "chat_template_kwargs": {**_ANY_OBJECT, "description": "Variables for the chat template."},
+    "chat_template_kwargs": {**ANY_OBJECT, "description": "Variables for the chat template."},
     "reasoning_effort": one_of(*EFFORTS, text="Handed to the chat template.") | {"default": None},
     "tools": array(_TOOL, "Functions the model may call.", high=MAX_TOOLS),
 }
-_CHOICE: Json = {
+CHOICE: Json = {
     "tool_choice": either(
         one_of("none", "auto", "required", text="Forcing a call is not offered."),
         _NAMED_TOOL,
@@ -199,7 +199,7 @@ def completion_body(limits: Limits) -> Json:
         "suffix": unoffered(""),
         "best_of": integer(1, INT64, "Must equal n."),
     }
-    fields = own | _SAMPLING | _ANSWER | _REQUEST | _PROMPT | _common(limits) | _UNOFFERED
+    fields = own | SAMPLING | ANSWER | REQUEST | _PROMPT | _common(limits) | _UNOFFERED
     return obj(fields, "A completion request.", required=("prompt",))
 
 
@@ -213,8 +213,8 @@ def chat_body(limits: Limits) -> Json:
         "top_logprobs": integer(0, limits.max_logprobs, "Alternatives; needs logprobs."),
         "store": unoffered(False),
     }
-    fields = own | _SAMPLING | _ANSWER | _REQUEST | _PROMPT | _common(limits)
-    fields |= _UNOFFERED | _CHAT_UNOFFERED | _CONVERSATION | _CHOICE
+    fields = own | SAMPLING | ANSWER | REQUEST | _PROMPT | _common(limits)
+    fields |= _UNOFFERED | _CHAT_UNOFFERED | CONVERSATION | CHOICE
     return obj(fields, "A chat request.", required=("messages",))
 
 
@@ -235,7 +235,7 @@ def tokenize_body(_limits: Limits) -> Json:
         "return_token_strs": boolean(False, "List the text of each token."),
         "model": _MODEL,
     }
-    return obj(_CHAT_UNOFFERED | _CONVERSATION | own, "A prompt, or messages.")
+    return obj(_CHAT_UNOFFERED | CONVERSATION | own, "A prompt, or messages.")
 
 
 def detokenize_body(_limits: Limits) -> Json:

@@ -1,6 +1,7 @@
 """JSON objects and server-sent events, as bytes."""
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 Json = dict[str, Any]
@@ -9,7 +10,12 @@ Json = dict[str, Any]
 DONE = b"data: [DONE]\n\n"
 
 
-def event(content: Json) -> bytes:
-    """Return one server-sent event."""
+def events(contents: Iterable[Json]) -> bytes:
+    """Return server-sent events; those that have a `type` are named after it."""
+    return b"".join(map(_event, contents))
+
+
+def _event(content: Json) -> bytes:
     text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return b"data: " + text.encode() + b"\n\n"
+    name = f"event: {content['type']}\n" if "type" in content else ""
+    return f"{name}data: {text}\n\n".encode()

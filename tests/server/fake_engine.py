@@ -8,6 +8,7 @@ token (unless `ignore_eos`) or at one of `stop_token_ids`. The log-probability o
 
 import asyncio
 import codecs
+import json
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,6 +18,7 @@ from paged_jax.host.invalid_request import InvalidRequest
 from paged_jax.host.sampling_params import SamplingParams
 from paged_jax.host.trace import EngineObserver, EngineStats, PoolUsage, RequestRecord
 from paged_jax.outputs import ChoiceDelta, Logprob, PositionLogprobs, RequestDelta
+from paged_jax.text.chat_template import normalise_messages
 
 END = 256
 LIMIT = 512
@@ -56,13 +58,17 @@ class ByteTokenizer:
         template: str | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """Return the tools' names, the variables, `role:content;` a message, and `assistant:`."""
+        """Return the tools' names, the variables, the messages, and `assistant:`.
+
+        A message is its role, a colon, its reasoning, content and calls, and a semicolon.
+        """
         text = "".join(tool["function"]["name"] + ";" for tool in tools or ())
         text += "".join(f"{name}={value};" for name, value in (variables or {}).items())
-        for message in messages:
-            if not isinstance(message.get("content"), str):
-                raise InvalidRequest("a message needs content", "messages")
-            text += f"{message['role']}:{message['content']};"
+        for message in normalise_messages(messages):
+            calls = [call["function"] for call in message.get("tool_calls", ())]
+            said = [message.get("reasoning_content", ""), message["content"]]
+            said += [f"{call['name']}{json.dumps(call['arguments'])}" for call in calls]
+            text += f"{message['role']}:{''.join(said)};"
         if continue_final_message:
             return text[:-1]
         return text + ("assistant:" if add_generation_prompt else "")

@@ -9,14 +9,21 @@ from hypothesis import strategies as st
 
 from paged_jax.host.invalid_request import InvalidRequest
 from server.openapi import published
+from server.response_table import response_body
 from server.schema import Fields
 from server.tables import Limits, chat_body, completion_body, tokenize_body
 
 LIMITS = Limits(512, 20)
-BODIES = {"completion": completion_body, "chat": chat_body, "tokenize": tokenize_body}
+BODIES = {
+    "completion": completion_body,
+    "chat": chat_body,
+    "response": response_body,
+    "tokenize": tokenize_body,
+}
 BASE = {
     "completion": {"prompt": "a"},
     "chat": {"messages": [{"role": "user", "content": "a"}]},
+    "response": {"input": "a"},
     "tokenize": {"prompt": "a"},
 }
 LEAVES = st.one_of(

@@ -183,13 +183,14 @@ def test_sdk_reads_calls_whole_and_streamed(agent: Served):
 
 def test_sdk_can_send_the_calls_back(agent: Served):
     base_url = str(agent.http.base_url).rstrip("/") + "/v1"
-    ask = {"model": "fake", "tools": [TOOL], "max_tokens": 300}
+    ask = {"model": "fake", "tools": [TOOL]}
+    said = f"a</think>Well {CALL}"
+    talk, size = messages_of(said), len(f"f;user:{said}".encode())
     with openai.OpenAI(base_url=base_url, api_key="none", max_retries=0) as client:
-        talk = messages_of("a</think>" + f"Well {CALL}<|end|>")
-        message = client.chat.completions.create(messages=talk, **ask).choices[0].message
-        talk += [
-            message,
-            {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "7"},
-        ]
-        answer = client.chat.completions.create(messages=talk, **ask)
-    assert answer.usage.prompt_tokens > 0
+        first = client.chat.completions.create(messages=talk, max_tokens=size, **ask)
+        message = first.choices[0].message
+        call_id = message.tool_calls[0].id
+        talk += [message, {"role": "tool", "tool_call_id": call_id, "content": "7"}]
+        second = client.chat.completions.create(messages=talk, max_tokens=1, **ask)
+    extra = f"{message.reasoning}Wellf{json.dumps({'x': 'é'})};tool:7;assistant:"
+    assert second.usage.prompt_tokens == first.usage.prompt_tokens + len(extra)
