@@ -82,6 +82,7 @@ def engine_config(
         seed=args.seed,
         max_logprobs=min(args.max_logprobs, model.vocab_size),
         enforce_eager=args.enforce_eager,
+        async_scheduling=args.async_scheduling,
     )
 
 

@@ -169,6 +169,7 @@ class EngineConfig:
     seed: int = 0
     max_logprobs: int = 20
     enforce_eager: bool = False
+    async_scheduling: bool = True
 
 
 class OptionError(ValueError):
@@ -250,6 +251,9 @@ class EngineArgs:
     enable_prefix_caching: bool = option(True, "reuse KV blocks of equal prefixes")
     scheduling_policy: str = option(
         "fcfs", "order of waiting requests", choices=("fcfs", "priority")
+    )
+    async_scheduling: bool = option(
+        True, "prepare a step, and deliver the one before it, while the device computes"
     )
     enforce_eager: bool = option(False, "run the steps without jit, for debugging")
     seed: int = option(

@@ -12,20 +12,21 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 
 import jax
-import numpy as np
 
 from paged_jax.admission import check_request, make_request
 from paged_jax.answers import Answer, LogprobTables
 from paged_jax.config import EngineConfig
 from paged_jax.device.kv_pool import init_pool
+from paged_jax.device.sampling import SampleOutput
 from paged_jax.device.step_batch import pack
 from paged_jax.host.request import Chunk, FinishReason, ScheduledStep, TokenDelta
 from paged_jax.host.sampling_params import SamplingParams
 from paged_jax.host.scheduler import Scheduler
 from paged_jax.host.trace import EngineObserver, EngineStats, StepRecord
+from paged_jax.launched import LaunchedStep
 from paged_jax.models.params import ModelParams
 from paged_jax.outputs import ChoiceDelta, RequestDelta
-from paged_jax.programs import CompileCounter, Programs
+from paged_jax.programs import CompileCounter, Drawn, Programs
 from paged_jax.step import BackboneOutput
 from paged_jax.text.tokenizer import Tokenizer
 
@@ -59,6 +60,9 @@ class Engine:
         self.programs = Programs(config)
         self.programs.warm_up(params, self.pool)
         self._compiles = CompileCounter()
+        self._in_flight: LaunchedStep | None = None
+        self._drawn: Drawn = self.programs.nothing_drawn()
+        self._last_end_s = 0.0
         self._answers: dict[str, Answer] = {}
         self._observers: list[EngineObserver] = []
         self._counts: defaultdict[str, int] = defaultdict(int)
@@ -103,14 +107,9 @@ class Engine:
             return None
         self.scheduler.abort(request_id)
         missing = [i for i in range(answer.request.n) if i not in answer.finish_reasons]
-        return self._end(answer, missing, FinishReason.ABORT)
-
-    def _end(self, answer: Answer, indices: list[int], reason: FinishReason) -> RequestDelta:
-        """Finish choices that got no last token."""
-        choices = []
-        for index in indices:
-            answer.finish_reasons[index] = reason.value
-            choices.append(ChoiceDelta(index, "", (), finish_reason=reason.value))
+        reason = FinishReason.ABORT.value
+        answer.finish_reasons |= dict.fromkeys(missing, reason)
+        choices = [ChoiceDelta(index, "", (), finish_reason=reason) for index in missing]
         return self._deliver(answer, choices)
 
     @property
@@ -126,43 +125,54 @@ class Engine:
     # ---- the step ---------------------------------------------------------------------------
 
     def step(self) -> list[RequestDelta]:
-        """Run one engine step: schedule on the host, compute on the device, commit on the host."""
-        start_s = time.monotonic()
-        work = self.scheduler.schedule()
-        tokens, tables = self._compute(work)
-        now_s = time.monotonic()
-        self._note_scheduled(work, start_s)
-        drawn = self.scheduler.commit(work, tokens)
-        deltas = self._absorb(drawn, tables, now_s)
-        self._record_step(work, start_s, len(drawn))
+        """Launch the next step on the device, then deliver what the one before it drew.
+
+        Without overlap, or where the next step needs what this one draws, it is delivered at once.
+        """
+        before, self._in_flight = self._in_flight, None
+        launched = self._launch(before)
+        deltas = self._read(before) if before else []
+        if launched and (launched.needs_reading or not self.config.async_scheduling):
+            return deltas + self._read(launched)
+        if self.scheduler.has_work:  # otherwise nobody wants what it draws
+            self._in_flight = launched
         return deltas
 
-    def _compute(self, work: ScheduledStep) -> tuple[list[list[int]], LogprobTables | None]:
-        """Run one step's programs; return each chunk's drawn ids and the log-probabilities."""
+    def _launch(self, before: LaunchedStep | None) -> LaunchedStep | None:
+        """Schedule the next step and start its programs; None if there is nothing to compute."""
+        start_s = time.monotonic()
+        work = self.scheduler.schedule(ahead_of=before.work if before else None)
+        self._note_scheduled(work, start_s)
         if not work.chunks:
-            return [], None
+            return None
+        programs, pending = self.programs, before.rows() if before else {}
         with self._compiles.watch():
             if work.copies:
-                self.pool = self.programs.run_copies(self.pool, work.copies)
-            shape = self.programs.batch_shape(work.num_tokens)
-            batch = pack(work.chunks, shape, self.config.cache.block_size)
-            hidden, self.pool = self.programs.run_backbone(self.params, self.pool, batch)
+                self.pool = programs.run_copies(self.pool, work.copies)
+            shape = programs.batch_shape(work.num_tokens)
+            batch = pack(work.chunks, shape, self.config.cache.block_size, pending=pending)
+            hidden, self.pool = programs.run_backbone(self.params, self.pool, batch, self._drawn)
             self._score_prompts(work.chunks, hidden)
-            return self._draw(work.chunks, hidden)
+            launched = LaunchedStep(work, start_s, self._draw(work.chunks, hidden))
+        launched.start_copying()
+        return launched
 
-    def _draw(
-        self, chunks: tuple[Chunk, ...], hidden: BackboneOutput
-    ) -> tuple[list[list[int]], LogprobTables | None]:
+    def _draw(self, chunks: tuple[Chunk, ...], hidden: BackboneOutput) -> SampleOutput | None:
         rows = self.programs.pack_rows(chunks)
         if rows is None:
-            return [[] for _ in chunks], None
-        out = self.programs.run_draw(self.params, hidden, rows)
-        drawn = iter(np.asarray(out.tokens).tolist())
-        tokens = [[next(drawn) for _ in range(c.num_samples)] for c in chunks]
-        is_wanted = any(
-            c.num_samples and c.sequence.request.sampling.logprobs is not None for c in chunks
-        )
-        return tokens, LogprobTables(out, self.tokenizer) if is_wanted else None
+            return None
+        out, self._drawn = self.programs.run_draw(self.params, hidden, rows)
+        return out
+
+    def _read(self, launched: LaunchedStep) -> list[RequestDelta]:
+        """Wait for a step's draws and turn them into the requests' deltas."""
+        tokens, tables = launched.read(), launched.logprobs(self.tokenizer)
+        now_s = time.monotonic()
+        drawn = self.scheduler.commit(launched.work, tokens)
+        deltas = self._absorb(drawn, tables, now_s)
+        self._record_step(launched.work, max(launched.start_s, self._last_end_s), len(drawn))
+        self._last_end_s = now_s
+        return deltas
 
     def _score_prompts(self, chunks: tuple[Chunk, ...], hidden: BackboneOutput) -> None:
         """Fill in prompt log-probabilities for the chunks whose requests ask for them."""
@@ -243,8 +253,6 @@ class Engine:
             for observer in self._observers:
                 observer.on_finish(record)
         return delta
-
-    # ---- what is going on -------------------------------------------------------------------
 
     def add_observer(self, observer: EngineObserver) -> None:
         """Tell `observer` of every step and every ended request."""

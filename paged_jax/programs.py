@@ -41,6 +41,7 @@ SCORES = 16  # prompt positions per call of the scoring program
 COMPILE_THREADS = min(8, os.cpu_count() or 1)
 ProgramKey = tuple[str, int]
 Lower = Callable[[], Any]
+Drawn = np.ndarray | jax.Array  # [max_seqs], the tokens a step drew, by row
 _COMPILED: Counter[int] = Counter()  # compilations per thread, fed by jax's own events
 
 
@@ -95,6 +96,10 @@ class Programs:
         self._score = partial(score, max_logprobs=scored)
         self._compiled: dict[ProgramKey, Any] = {}
 
+    def nothing_drawn(self) -> np.ndarray:
+        """Return what stands for the drawn tokens before the first draw."""
+        return np.zeros(self.config.scheduler.max_seqs, np.int32)
+
     def batch_shape(self, num_tokens: int) -> BatchShape:
         """Return the padded shape of a step of `num_tokens`."""
         limits, block_size = self.config.scheduler, self.config.cache.block_size
@@ -115,7 +120,8 @@ class Programs:
     def lower_backbone(self, params: ModelParams, pool: KVPool, tokens: int) -> Any:
         """Trace the backbone for a token bucket; `pool` may be abstract."""
         jitted = jax.jit(self._backbone, donate_argnames=("pool",))
-        return jitted.lower(params, pool, empty_batch(self.batch_shape(tokens)))
+        batch = empty_batch(self.batch_shape(tokens))
+        return jitted.lower(params, pool, batch, self.nothing_drawn())
 
     def warm_up(self, params: ModelParams, pool: KVPool) -> None:
         """Compile every program, largest first, with a progress bar."""
@@ -150,16 +156,16 @@ class Programs:
         return self._compiled[name, size](*arguments)
 
     def run_backbone(
-        self, params: ModelParams, pool: KVPool, batch: StepBatch
+        self, params: ModelParams, pool: KVPool, batch: StepBatch, drawn: Drawn
     ) -> tuple[BackboneOutput, KVPool]:
         """Run the layers. Donate: pool."""
         size = batch.tokens.shape[0]
-        return self._call("backbone", size, self._backbone, params, pool, batch)
+        return self._call("backbone", size, self._backbone, params, pool, batch, drawn)
 
     def run_draw(
         self, params: ModelParams, out: BackboneOutput, rows: SamplingRows
-    ) -> SampleOutput:
-        """Draw one token per row."""
+    ) -> tuple[SampleOutput, Drawn]:
+        """Draw one token per row; return the tokens also as the next backbone takes them."""
         name, size = "draw plain" if rows.is_plain else "draw", rows.positions.shape[0]
         return self._call(name, size, self._draw, params, out.sampled, rows)
 

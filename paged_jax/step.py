@@ -5,7 +5,10 @@
 multiply (see `programs`).
 """
 
+from dataclasses import replace
+
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from paged_jax.config import ModelConfig
@@ -50,14 +53,24 @@ def engine_step(
 
     Donate: pool.
     """
-    out, pool = backbone(params, pool, step.batch, config)
-    return draw(params, out.sampled, step.rows, config, max_logprobs=max_logprobs), pool
+    out, pool = backbone(params, pool, step.batch, jnp.zeros(1, jnp.int32), config)
+    return draw(params, out.sampled, step.rows, config, max_logprobs=max_logprobs)[0], pool
 
 
 def backbone(
-    params: ModelParams, pool: KVPool, batch: StepBatch, config: ModelConfig
+    params: ModelParams,
+    pool: KVPool,
+    batch: StepBatch,
+    drawn: Int[Array, " max_rows"],
+    config: ModelConfig,
 ) -> tuple[BackboneOutput, KVPool]:
-    """Run the layers over the packed tokens of a step. Donate: pool."""
+    """Run the layers over the packed tokens of a step. Donate: pool.
+
+    Args:
+        drawn: the tokens the step before drew, which may not have reached the host.
+    """
+    fed = drawn[jnp.maximum(batch.drawn_by - 1, 0)]
+    batch = replace(batch, tokens=jnp.where(batch.drawn_by > 0, fed, batch.tokens))
     hidden, pool = forward(params, pool, batch, config)
     return BackboneOutput(hidden=hidden, sampled=hidden[batch.sample_at]), pool
 
@@ -69,16 +82,21 @@ def draw(
     config: ModelConfig,
     *,
     max_logprobs: int,
-) -> SampleOutput:
-    """Project the first `rows` hidden states to the vocabulary and draw one token from each."""
+) -> tuple[SampleOutput, Int[Array, " max_rows"]]:
+    """Project the first `rows` hidden states to the vocabulary and draw one token from each.
+
+    Returns:
+        also the tokens alone, as the next step's backbone takes them.
+    """
     num_rows = rows.positions.shape[0]
     with jax.named_scope("sample"):
-        return sample(
+        out = sample(
             logits(params, sampled[:num_rows]),
             rows,
             max_logprobs=max_logprobs,
             vocab_limit=config.vocab_limit,
         )
+    return out, jnp.pad(out.tokens, (0, sampled.shape[0] - num_rows))
 
 
 def score(

@@ -11,7 +11,7 @@ from paged_jax.device.sampling_rows import SamplingRows
 from paged_jax.device.step_batch import StepBatch
 from paged_jax.engine import Engine
 from paged_jax.models.params import ModelParams, abstract_params
-from paged_jax.programs import Programs
+from paged_jax.programs import Drawn, Programs
 from paged_jax.step import BackboneOutput
 from paged_jax.text.tokenizer import Tokenizer
 
@@ -20,7 +20,7 @@ class InstantPrograms(Programs):
     """Returns zeros of the right shapes, and letters as tokens."""
 
     def run_backbone(
-        self, params: ModelParams, pool: KVPool, batch: StepBatch
+        self, params: ModelParams, pool: KVPool, batch: StepBatch, drawn: Drawn
     ) -> tuple[BackboneOutput, KVPool]:
         """Return zeros at once."""
         zeros: Any = np.zeros((1, 1), np.float32)
@@ -28,14 +28,15 @@ class InstantPrograms(Programs):
 
     def run_draw(
         self, params: ModelParams, out: BackboneOutput, rows: SamplingRows
-    ) -> SampleOutput:
+    ) -> tuple[SampleOutput, Drawn]:
         """Return a letter for each row at once."""
         num_rows = rows.positions.shape[0]
         tokens: Any = np.full(num_rows, ord("a"), np.int32) + np.arange(num_rows) % 26
         zeros: Any = np.zeros(num_rows, np.int32)
-        return SampleOutput(
+        sampled = SampleOutput(
             tokens=tokens, logprob=zeros, rank=zeros, top_ids=zeros, top_logprobs=zeros
         )
+        return sampled, tokens
 
 
 def instant_engine(config: EngineConfig) -> Engine:

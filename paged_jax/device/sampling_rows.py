@@ -101,7 +101,7 @@ def pack_rows(drawn: Seq[tuple[Sequence, int]], shape: RowShape) -> SamplingRows
         name: table[:, index].astype(dtype) for index, (name, dtype) in enumerate(_DTYPES.items())
     }
     positions: Any = np.zeros(shape.rows, np.int32)
-    positions[: len(drawn)] = [sequence.num_tokens for sequence, _ in drawn]
+    positions[: len(drawn)] = [sequence.num_tokens + sequence.num_pending for sequence, _ in drawn]
     history, prompt_lens, history_lens = _pack_history(drawn, shape)
     biases = [_bias(sequence) for sequence, _ in drawn]
     bias_ids, bias_values = _pack_biases(biases, shape)
@@ -145,6 +145,7 @@ def _pack_history(drawn: Seq[tuple[Sequence, int]], shape: RowShape) -> tuple[An
         return _zeros(shape.rows, shape.context, np.int32), prompt_lens, history_lens
     history = np.zeros((shape.rows, shape.context), np.int32)
     for row, sequence in penalised:
+        assert not sequence.num_pending, "penalties need every token"
         history[row, : sequence.num_tokens] = sequence.tokens(0, sequence.num_tokens)
         prompt_lens[row], history_lens[row] = len(sequence.request.prompt), sequence.num_tokens
     return history, prompt_lens, history_lens
@@ -166,13 +167,14 @@ def _pack_biases(biases: Seq[dict[int, float]], shape: RowShape) -> tuple[Any, A
 def _bias(sequence: Sequence) -> dict[int, float]:
     """What is added to which logits: `logit_bias`, and -inf for ends that `min_tokens` forbids."""
     request, params = sequence.request, sequence.request.sampling
-    if not params.logit_bias and len(sequence.output) >= params.min_tokens:
+    num_output = len(sequence.output) + sequence.num_pending
+    if not params.logit_bias and num_output >= params.min_tokens:
         return {}
     bias = {
         token: max(-BIAS_LIMIT, min(BIAS_LIMIT, value))
         for token, value in (params.logit_bias or {}).items()
     }
-    if len(sequence.output) < params.min_tokens:
+    if num_output < params.min_tokens:
         bias |= dict.fromkeys((*request.eos_ids, *params.stop_ids), -np.inf)
     return bias
 

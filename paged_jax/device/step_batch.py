@@ -5,6 +5,7 @@ tokens follow, belong to no sequence (`query_starts` does not reach them) and wr
 block.
 """
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from itertools import chain
@@ -13,8 +14,10 @@ from typing import Any
 import numpy as np
 from jaxtyping import Array, Int
 
-from paged_jax.host.request import Chunk
+from paged_jax.host.request import Chunk, Sequence
 from paged_jax.pytree import pytree
+
+NOTHING_PENDING: Mapping[Sequence, int] = {}
 
 
 @pytree
@@ -22,7 +25,9 @@ class StepBatch:
     """The tokens of one step.
 
     Attributes:
-        tokens: ids.
+        tokens: ids; where one is not known on the host yet, anything.
+        drawn_by: for such a token, one more than the row of the step before that drew it; elsewhere
+            0.
         positions: position of each token in its sequence.
         slots: where each token's key and value go (block * block_size + offset); 0 for padding.
         seq_of_token: row of `block_tables` each token belongs to; 0 for padding.
@@ -36,6 +41,7 @@ class StepBatch:
     """
 
     tokens: Int[Array, " tokens"]
+    drawn_by: Int[Array, " tokens"]
     positions: Int[Array, " tokens"]
     slots: Int[Array, " tokens"]
     seq_of_token: Int[Array, " tokens"]
@@ -56,9 +62,18 @@ class BatchShape:
     rows: int
 
 
-def pack(chunks: Seq[Chunk], shape: BatchShape, block_size: int) -> StepBatch:
+def pack(
+    chunks: Seq[Chunk],
+    shape: BatchShape,
+    block_size: int,
+    *,
+    pending: Mapping[Sequence, int] = NOTHING_PENDING,
+) -> StepBatch:
     """Flatten chunks into fresh numpy arrays of `shape`.
 
+    Args:
+        pending: the row of the step before that drew a sequence's last token, where that has not
+            reached the host.
     Raises:
         AssertionError: a block id or a size is out of range (on the device that would be silent
             corruption).
@@ -76,7 +91,7 @@ def pack(chunks: Seq[Chunk], shape: BatchShape, block_size: int) -> StepBatch:
     owners = np.repeat(np.arange(seqs, dtype=np.int32), lengths)
     positions = np.arange(total, dtype=np.int32) + np.repeat(ends - borders, lengths)
     blocks = batch.block_tables[owners, positions // block_size]
-    batch.tokens[:total] = _tokens(chunks)
+    batch.tokens[:total], batch.drawn_by[:total] = _tokens(chunks, pending)
     batch.positions[:total], batch.seq_of_token[:total] = positions, owners
     batch.slots[:total] = blocks * block_size + positions % block_size
     batch.kv_lens[:seqs], batch.prompt_lens[:seqs] = ends, prompts
@@ -108,12 +123,20 @@ def _fill_tables(tables: Any, chunks: Seq[Chunk], held: np.ndarray) -> None:
     tables[np.arange(tables.shape[1])[None, :] < held[:, None]] = flat
 
 
-def _tokens(chunks: Seq[Chunk]) -> list[int]:
-    """The chunks' ids, one after the other."""
+def _tokens(
+    chunks: Seq[Chunk], pending: Mapping[Sequence, int]
+) -> tuple[list[int], list[int] | int]:
+    """The chunks' ids, one after the other, and who draws those that are pending."""
     tokens: list[int] = []
-    for chunk in chunks:
-        tokens += chunk.sequence.tokens(chunk.start, chunk.start + chunk.length)
-    return tokens
+    drawn_by: dict[int, int] = {}
+    for sequence, start, length, _ in chunks:
+        tokens += sequence.tokens(start, start + length)
+        if sequence.num_pending:
+            drawn_by[len(tokens)] = pending[sequence] + 1
+            tokens.append(0)
+    if not drawn_by:
+        return tokens, 0
+    return tokens, [drawn_by.get(at, 0) for at in range(len(tokens))]
 
 
 def empty_batch(shape: BatchShape) -> StepBatch:
@@ -124,6 +147,7 @@ def empty_batch(shape: BatchShape) -> StepBatch:
 
     return StepBatch(
         tokens=zeros(shape.tokens),
+        drawn_by=zeros(shape.tokens),
         positions=zeros(shape.tokens),
         slots=zeros(shape.tokens),
         seq_of_token=zeros(shape.tokens),

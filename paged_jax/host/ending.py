@@ -18,6 +18,23 @@ def ending(sequence: Sequence, *, max_len: int) -> tuple[FinishReason | None, in
             return FinishReason.STOP, None
         if token in request.sampling.stop_ids:
             return FinishReason.STOP, token
-    if len(sequence.output) >= request.max_tokens or sequence.num_tokens >= max_len:
+    if _is_full(sequence, max_len):
         return FinishReason.LENGTH, None
     return None, None
+
+
+def num_ready(sequence: Sequence, *, max_len: int) -> int:
+    """Return how many missing tokens may be computed now.
+
+    None after a pending token that is sure to end the sequence, or that the choices begin with.
+    """
+    if sequence.num_pending and (sequence.fork_pending or _is_full(sequence, max_len)):
+        return 0
+    return sequence.num_missing
+
+
+def _is_full(sequence: Sequence, max_len: int) -> bool:
+    """Whether the last token, pending or not, ends the sequence by length whatever it is."""
+    num_output = len(sequence.output) + sequence.num_pending
+    num_tokens = sequence.num_tokens + sequence.num_pending
+    return num_output >= sequence.request.max_tokens or num_tokens >= max_len

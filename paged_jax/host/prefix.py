@@ -1,12 +1,12 @@
-"""The prefix cache as sequences see it: look up a prompt's blocks, offer the blocks a chunk fills.
+"""The prefix cache as sequences see it: look up a prompt's blocks, offer the blocks that are full.
 
-Blocks are offered when their chunk is scheduled, before it has run. That is sound because within a
-layer all of a step's KV writes come before its attention reads, so even a sequence of the same step
-may read them.
+Blocks are offered when the chunk that fills them is scheduled, before it has run. That is sound
+because within a layer all of a step's KV writes come before its attention reads, so even a sequence
+of the same step may read them. A block whose last token is not known yet waits for that.
 """
 
 from paged_jax.host.blocks import BlockPool, hash_blocks
-from paged_jax.host.request import Chunk, Sequence
+from paged_jax.host.request import Sequence
 
 
 class PrefixCache:
@@ -39,15 +39,16 @@ class PrefixCache:
             self.queries += sequence.num_tokens
             self.hits += sequence.num_cached
 
-    def publish(self, chunk: Chunk) -> None:
-        """Offer the blocks that a chunk fills to lookups from now on."""
-        first = chunk.start // self._block_size
-        last = (chunk.start + chunk.length) // self._block_size
+    def publish(self, sequence: Sequence) -> None:
+        """Offer the blocks that are full by now, and whose tokens are known, to lookups."""
+        first = sequence.num_published
+        last = min(sequence.num_computed, sequence.num_tokens) // self._block_size
         if first == last or not self._pool.prefix_caching:
             return
-        hashes = self._hashes(chunk.sequence, last)
+        hashes = self._hashes(sequence, last)
         for index in range(first, last):
-            self._pool.publish(chunk.sequence.block_table[index], hashes[index])
+            self._pool.publish(sequence.block_table[index], hashes[index])
+        sequence.num_published = last
 
     def _reads(self, sequence: Sequence) -> bool:
         """Whether cached blocks may stand in: prompt_logprobs need every position computed."""

@@ -66,10 +66,12 @@ class Sequence:
     Attributes:
         index: which choice.
         output: generated ids, in order.
+        num_pending: 1 while a token drawn by a launched step has not reached the host, otherwise 0.
         num_computed: tokens whose KV is (or will be, once the scheduled steps have run) in the
             pool.
         block_table: block i holds tokens [i * block_size, (i + 1) * block_size).
         block_hashes: hash chain of the full blocks known so far.
+        num_published: of its blocks, from the first on, those the prefix cache knows.
         num_cached: prompt tokens served from the prefix cache at first admission.
         num_preemptions: how often its blocks were taken away.
         rank: place in the order of service, set by the Scheduler; the smallest comes first.
@@ -79,9 +81,11 @@ class Sequence:
     index: int = 0
     fork_pending: bool = False
     output: list[int] = field(default_factory=list[int])
+    num_pending: int = 0
     num_computed: int = 0
     block_table: list[int] = field(default_factory=list[int])
     block_hashes: list[bytes] = field(default_factory=list[bytes])
+    num_published: int = 0
     status: Status = Status.WAITING
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
@@ -91,13 +95,13 @@ class Sequence:
 
     @property
     def num_tokens(self) -> int:
-        """Prompt plus output so far."""
+        """Prompt plus output so far, as far as the host knows it."""
         return len(self.request.prompt) + len(self.output)
 
     @property
     def num_missing(self) -> int:
-        """Tokens whose KV is still to be computed."""
-        return self.num_tokens - self.num_computed
+        """Tokens whose KV is still to be computed, the pending one included."""
+        return self.num_tokens + self.num_pending - self.num_computed
 
     @property
     def num_samples(self) -> int:
@@ -108,6 +112,13 @@ class Sequence:
     def seed(self) -> int:
         """The seed of this choice: the request's, plus the choice's index."""
         return self.request.seed + self.index
+
+    def sibling(self, index: int) -> "Sequence":
+        """Return another choice that goes on from here; it holds no blocks yet."""
+        rank = (*self.rank[:-1], index)
+        return Sequence(
+            self.request, index, status=self.status, num_cached=self.num_cached, rank=rank
+        )
 
     def tokens(self, start: int, stop: int) -> tuple[int, ...]:
         """Return the ids at positions start .. stop - 1 of prompt and output."""
@@ -155,6 +166,12 @@ class ScheduledStep:
     def num_samples(self) -> int:
         """Tokens drawn by this step."""
         return sum(chunk.num_samples for chunk in self.chunks)
+
+    def mark_pending(self) -> None:
+        """Let the running sequences know that what they draw here has not reached the host."""
+        for sequence, _, _, num_samples in self.chunks:
+            is_running = sequence.status is Status.RUNNING
+            sequence.num_pending = int(is_running and num_samples > 0)
 
 
 class TokenDelta(NamedTuple):

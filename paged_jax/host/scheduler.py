@@ -3,7 +3,8 @@
 Its rules are vLLM v1's: running sequences first, then waiting ones in strict order, within a token
 budget; a long prompt is computed in chunks beside other sequences' decodes; when blocks run out,
 the sequence that is last in the order of service loses its blocks and is computed again later. It
-knows no arrays and no clock, so a simulator can drive it. Call `schedule` and `commit` in turn.
+knows no arrays and no clock, so a simulator can drive it. Call `schedule` and `commit` in turn, or
+schedule one step ahead, while what the step before it draws is pending.
 """
 
 from bisect import insort
@@ -11,7 +12,7 @@ from collections.abc import Sequence as Seq
 
 from paged_jax.config import CacheConfig, SchedulerConfig
 from paged_jax.host.blocks import BlockPool
-from paged_jax.host.ending import ending
+from paged_jax.host.ending import ending, num_ready
 from paged_jax.host.invalid_request import InvalidRequest
 from paged_jax.host.plan import StepPlan
 from paged_jax.host.prefix import PrefixCache
@@ -116,12 +117,19 @@ class Scheduler:
         self._enqueue(sequence)
         return sequence
 
-    def schedule(self) -> ScheduledStep:
-        """Decide the next step and advance the sequences as if it had run."""
+    def schedule(self, *, ahead_of: ScheduledStep | None = None) -> ScheduledStep:
+        """Decide the next step and advance the sequences as if it had run.
+
+        Args:
+            ahead_of: the step launched last if what it draws is pending; to be committed next. A
+                sequence preempted meanwhile will draw its token again.
+        """
         plan = StepPlan(budget=self.config.max_tokens_per_step)
+        if ahead_of is not None:
+            ahead_of.mark_pending()
         self._schedule_running(plan)
-        for chunk in plan.chunks.values():  # not earlier: a preempted chunk is never computed
-            self._prefix.publish(chunk)
+        for sequence in plan.chunks:  # not earlier: a preempted chunk is never computed
+            self._prefix.publish(sequence)
         if not plan.preempted:
             self._admit_waiting(plan)
         self.num_copies += len(plan.copies)
@@ -132,7 +140,7 @@ class Scheduler:
 
         Args:
             tokens: for each chunk of the step its `num_samples` ids. Those of sequences that were
-                ended while the step ran are ignored.
+                ended or preempted while the step ran are ignored.
         """
         deltas: list[TokenDelta] = []
         next_row = 0
@@ -140,7 +148,7 @@ class Scheduler:
             assert len(drawn) == chunk.num_samples, "a chunk has too few or too many samples"
             rows = range(next_row, next_row + len(drawn))
             next_row = rows.stop
-            if drawn and chunk.sequence.status is not Status.FINISHED:
+            if drawn and chunk.sequence.status is Status.RUNNING:
                 choices = self._choices(chunk.sequence)
                 deltas += map(self._append, choices, drawn, rows)
         return deltas
@@ -206,7 +214,7 @@ class Scheduler:
         for sequence in tuple(self._running):
             if plan.budget == 0:
                 return
-            length = min(sequence.num_missing, plan.budget)
+            length = min(num_ready(sequence, max_len=self._max_len), plan.budget)
             is_running = sequence.status is Status.RUNNING  # not preempted by one before it
             if is_running and length > 0 and self._make_room(sequence, length, plan):
                 self._place(sequence, length, plan)
@@ -235,7 +243,7 @@ class Scheduler:
         plan.preempt(sequence)
         self._running.remove(sequence)
         self._tables.release(sequence)
-        sequence.num_computed = 0
+        sequence.num_computed = sequence.num_pending = 0
         sequence.num_preemptions += 1
         self.num_preemptions += 1
         self._enqueue(sequence)
@@ -255,7 +263,7 @@ class Scheduler:
             num_seats -= sequence.num_samples
             self._admit(sequence, hits)
             self._place(sequence, min(sequence.num_missing, plan.budget), plan)
-            self._prefix.publish(plan.chunks[sequence])
+            self._prefix.publish(sequence)
 
     def _admit(self, sequence: Sequence, hits: list[int]) -> None:
         """Let a sequence run, starting with the cached blocks of its prefix."""
@@ -276,20 +284,17 @@ class Scheduler:
         return choices
 
     def _child(self, sequence: Sequence, index: int) -> Sequence:
-        child = Sequence(
-            sequence.request,
-            index=index,
-            status=Status.RUNNING,
-            num_cached=sequence.num_cached,
-            rank=(*sequence.rank[:-1], index),
-        )
+        child = sequence.sibling(index)
         self._tables.share(sequence, child)
         return child
 
     def _append(self, sequence: Sequence, token: int, row: int) -> TokenDelta:
         """Give a sequence its next token and end it if that was its last."""
         sequence.output.append(token)
+        sequence.num_pending = 0
         reason, stop_reason = ending(sequence, max_len=self._max_len)
         if reason is not None:
             self.finish(sequence, reason, stop_reason)
+        else:
+            self._prefix.publish(sequence)
         return TokenDelta(sequence, token, row, reason)

@@ -38,7 +38,7 @@ class BlockTables:
     def start(self, sequence: Sequence, hits: list[int]) -> None:
         """Let an empty sequence begin with the cached blocks of its prefix."""
         self._pool.acquire(hits)
-        sequence.block_table = hits
+        sequence.block_table, sequence.num_published = hits, len(hits)
         sequence.num_computed = len(hits) * self._block_size
 
     def can_grow(self, sequence: Sequence, length: int) -> bool:
@@ -69,12 +69,13 @@ class BlockTables:
         self._pool.acquire(sequence.block_table)
         child.block_table = list(sequence.block_table)
         child.block_hashes = list(sequence.block_hashes)
+        child.num_published = sequence.num_published
         child.num_computed = sequence.num_computed
 
     def release(self, sequence: Sequence) -> None:
         """Give all the sequence's blocks back."""
         self._pool.release(sequence.block_table)
-        sequence.block_table = []
+        sequence.block_table, sequence.num_published = [], 0
 
     def usage(self, running: Iterable[Sequence]) -> PoolUsage:
         """Return how full the pool is, given the sequences that hold blocks."""
@@ -91,7 +92,7 @@ class BlockTables:
             holders.update(sequence.block_table)
             wanted = self.num_blocks_for(sequence.num_computed)
             assert len(sequence.block_table) == wanted, "a block table of the wrong length"
-            assert sequence.num_computed <= sequence.num_tokens, "an unknown token was computed"
+            assert sequence.num_missing >= 0, "a token that was not drawn was computed"
         num_used = self._pool.num_usable - self._pool.num_free
         assert len(holders) == num_used, "a block is held by nobody"
         for block, num_holders in holders.items():

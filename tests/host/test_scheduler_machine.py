@@ -3,6 +3,7 @@
 The shadow keeps in each slot what its key and value depend on: the salt and all tokens up to the
 position. Writes and copies are replayed as the device does them. So whatever is shared, cached,
 copied, preempted or evicted, every computed position of every sequence must hold its own history.
+Half of the runs schedule each step ahead of what the one before it draws.
 """
 
 from collections import Counter
@@ -30,6 +31,7 @@ BLOCK_SIZE = 4
 MAX_MODEL_LEN = 40
 EOS = 2
 Content = tuple[str | None, tuple[int, ...]]
+Pending = dict[Sequence, tuple[int, ...]]  # what the step before draws and the host does not know
 
 
 class ShadowPool:
@@ -41,10 +43,10 @@ class ShadowPool:
     def slot(self, sequence: Sequence, position: int) -> int:
         return sequence.block_table[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE
 
-    def pack(self, step: ScheduledStep) -> list[tuple[int, Content]]:
+    def pack(self, step: ScheduledStep, pending: Pending) -> list[tuple[int, Content]]:
         """What the step is going to write, fixed at launch: the host may change while it runs."""
         return [
-            (self.slot(chunk.sequence, position), content(chunk.sequence, position))
+            (self.slot(chunk.sequence, position), content(chunk.sequence, position, pending))
             for chunk in step.chunks
             for position in range(chunk.start, chunk.start + chunk.length)
         ]
@@ -68,8 +70,11 @@ class ShadowPool:
             assert self.slots[block * BLOCK_SIZE + offset] == (salt, tokens[:stop])
 
 
-def content(sequence: Sequence, position: int) -> Content:
-    return sequence.request.cache_salt, sequence.tokens(0, position + 1)
+def content(sequence: Sequence, position: int, pending: Pending | None = None) -> Content:
+    tokens = sequence.tokens(0, position + 1)
+    if len(tokens) <= position:
+        tokens += (pending or {})[sequence]
+    return sequence.request.cache_salt, tokens
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -83,12 +88,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         budget=st.integers(1, 24),
         policy=st.sampled_from(["fcfs", "priority"]),
         prefix_caching=st.sampled_from([True, True, True, False]),
+        is_ahead=st.booleans(),
     )
-    def start(self, num_blocks, max_seqs, budget, policy, prefix_caching):
+    def start(self, num_blocks, max_seqs, budget, policy, prefix_caching, is_ahead):
         config = SchedulerConfig(max_seqs, budget, MAX_MODEL_LEN, policy)
         cache = CacheConfig(num_blocks, BLOCK_SIZE, prefix_caching)
         self.scheduler, self.shadow = Scheduler(config, cache), ShadowPool()
         self.num_usable = num_blocks - 1
+        self.is_ahead, self.in_flight = is_ahead, None
         self.known: list[Sequence] = []  # every sequence there ever was
         self.num_added = 0
 
@@ -187,7 +194,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         """Whatever state it is in, everything ends when driven on, and all blocks come back."""
         if not hasattr(self, "scheduler"):
             return
-        for _ in range(200 * len(self.known) + 1):
+        for _ in range(400 * len(self.known) + 1):
             if not self.scheduler.has_work:
                 break
             self.run_step(lambda: 3)
@@ -203,19 +210,33 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def run_step(self, draw, during=lambda: None):
         waiting = [seq for seq in self.known if seq.status is Status.WAITING]
-        step = self.scheduler.schedule()
+        before, pending = self.in_flight, self.pending()
+        step = self.scheduler.schedule(ahead_of=before[0] if before else None)
         self.check_step(step, waiting)
-        writes = self.shadow.pack(step)
+        writes = self.shadow.pack(step, pending)
         during()
         self.shadow.run(step.copies, writes)
         drawn = [[draw() for _ in range(chunk.num_samples)] for chunk in step.chunks]
+        deltas = self.commit(*before) if before else []
+        self.in_flight = (step, drawn) if self.is_ahead and step.chunks else None
+        if not self.is_ahead:
+            deltas += self.commit(step, drawn)
+        self.count(step, waiting, deltas)
+
+    def pending(self) -> Pending:
+        if self.in_flight is None:
+            return {}
+        pairs = zip(self.in_flight[0].chunks, self.in_flight[1], strict=True)
+        return {chunk.sequence: tuple(tokens) for chunk, tokens in pairs}
+
+    def commit(self, step, drawn):
         deltas = self.scheduler.commit(step, drawn)
         self.check_deltas(deltas, drawn)
         self.known += [d.sequence for d in deltas if d.sequence not in self.known]
-        self.count(step, waiting, deltas)
+        return deltas
 
     def check_step(self, step, waiting):
-        assert step.chunks, "there is work, but nothing was scheduled"
+        assert step.chunks or self.in_flight, "there is work, but nothing was scheduled"
         assert step.num_tokens <= self.scheduler.config.max_tokens_per_step
         assert step.num_samples <= self.scheduler.config.max_seqs
         sequences = [chunk.sequence for chunk in step.chunks]
@@ -237,8 +258,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         ranks = [sequence.rank for sequence in admitted]
         left = [seq.rank for seq in self.known if seq.status is Status.WAITING]
         assert sorted(ranks) == ranks and all(ranks[-1] < rank for rank in left)
-        unfinished = [seq for seq in self.running() if seq.num_missing and seq is not admitted[-1]]
-        assert not unfinished
+        others = [seq for seq in self.running() if seq is not admitted[-1]]
+        assert not any(seq.num_missing > seq.num_pending for seq in others)
 
     def check_deltas(self, deltas, drawn):
         flat = [token for tokens in drawn for token in tokens]
@@ -279,7 +300,12 @@ def test_every_position_holds_its_own_history_whatever_happens():
 def make_machine(num_blocks: int, budget: int) -> SchedulerMachine:
     machine = SchedulerMachine()
     machine.start(
-        num_blocks=num_blocks, max_seqs=8, budget=budget, policy="priority", prefix_caching=True
+        num_blocks=num_blocks,
+        max_seqs=8,
+        budget=budget,
+        policy="priority",
+        prefix_caching=True,
+        is_ahead=False,
     )
     return machine
 
@@ -292,7 +318,7 @@ def run_story(machine: SchedulerMachine) -> ScheduledStep:
     """One step of distinct tokens, with all checks."""
     steps: list[ScheduledStep] = []
     schedule, tokens = machine.scheduler.schedule, count(10)
-    machine.scheduler.schedule = lambda: steps.append(schedule()) or steps[-1]
+    machine.scheduler.schedule = lambda **_: steps.append(schedule()) or steps[-1]
     machine.run_step(lambda: next(tokens))
     machine.scheduler.schedule = schedule
     machine.computed_positions_hold_their_history()
