@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from pallas_kernels.online_softmax import (
     Context,
@@ -56,12 +56,14 @@ def paged_prefill(
     sinks: Sinks | None = None,
     k_scales: Scales | None = None,
     v_scales: Scales | None = None,
+    is_taken: Bool[Array, " seqs"] | None = None,
     interpret: bool = False,
 ) -> Float[Array, "tokens q_heads head_dim"]:
     """Attend as `reference.paged_attention` does, for steps with many queries a sequence.
 
     Args:
         k_scales: what each key of an int8 or float8 pool is to be multiplied by; v_scales likewise.
+        is_taken: sequences whose queries are computed; rows of others are not written at all.
         interpret: run on a CPU.
     Raises:
         NotImplementedError: naming the limit.
@@ -71,7 +73,7 @@ def paged_prefill(
     kv_heads = k_pool.shape[2]
     tile = prefill_tile(head_dim, q.dtype, k_pool.dtype)
     tile_q = tile.rows // (q_heads // kv_heads)
-    tiles = cut_queries(kv_lens, query_starts, tokens, tile_q)
+    tiles = cut_queries(kv_lens, query_starts, tokens, tile_q, is_taken)
     rule = Rule(scale, window, softcap, head_dim, tile.kv)
     call = _prefill_call(q, kv_heads, tiles.seq.shape[0], tile, rule, interpret)
     scales = () if k_scales is None else (k_scales, v_scales)
@@ -79,9 +81,13 @@ def paged_prefill(
 
 
 def cut_queries(
-    kv_lens: Int[Array, " seqs"], query_starts: Int[Array, " seqs+1"], num_tokens: int, tile_q: int
+    kv_lens: Int[Array, " seqs"],
+    query_starts: Int[Array, " seqs+1"],
+    num_tokens: int,
+    tile_q: int,
+    is_taken: Bool[Array, " seqs"] | None = None,
 ) -> QueryTiles:
-    """Cut the queries into tiles of at most `tile_q`.
+    """Cut the queries of the sequences taken, by default all, into tiles of at most `tile_q`.
 
     Padding tokens are the queries of one more sequence, which has no context: the kernel gives
     them zeros.
@@ -89,6 +95,8 @@ def cut_queries(
     starts = jnp.concatenate([query_starts, jnp.full((1,), num_tokens, query_starts.dtype)])
     lens = jnp.concatenate([kv_lens, jnp.zeros((1,), kv_lens.dtype)])
     counts = (starts[1:] - starts[:-1] + tile_q - 1) // tile_q
+    if is_taken is not None:
+        counts = jnp.where(jnp.append(is_taken, True), counts, 0)
     ends = jnp.cumsum(counts)
     num_seqs = lens.shape[0]
     most = (num_tokens + (tile_q - 1) * min(num_seqs, num_tokens)) // tile_q

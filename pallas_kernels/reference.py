@@ -10,28 +10,30 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, Int8, UInt8, UInt16
+from jaxtyping import Array, Float, Int
 
-Pool = (
-    Float[Array, "blocks block_size kv_heads head_dim"]
-    | Int8[Array, "blocks block_size kv_heads head_dim"]
-    | UInt8[Array, "blocks block_size kv_heads head_dim"]
-    | UInt16[Array, "blocks block_size kv_heads head_dim"]
+from pallas_kernels.pool_view import (
+    FLOATS,
+    New,
+    Pool,
+    Rule,
+    Scales,
+    Sinks,
+    View,
+    capped,
+    count_le,
+    dot,
+    owner,
+    reach_of,
+    read,
+    scaled,
+    sees,
+    slots_of,
 )
-New = (
-    Float[Array, "tokens kv_heads head_dim"]
-    | Int8[Array, "tokens kv_heads head_dim"]
-    | UInt8[Array, "tokens kv_heads head_dim"]
-)
-Scales = Float[Array, "blocks block_size kv_heads"]
-Sinks = Float[Array, " q_heads"]
 
 TILE_KV = 128
 TILE_Q = 16
 NUM_LANES = 8
-# Unsigned integers in a pool are the bits of floats.
-FLOATS = {jnp.dtype(jnp.uint16): jnp.bfloat16, jnp.dtype(jnp.uint8): jnp.float8_e4m3fn}
-FAR = 1 << 30
 LOWEST = float(np.finfo(np.float32).min)
 
 
@@ -63,20 +65,20 @@ def paged_attention_dense(
     Returns:
         zeros for padding tokens, which no sequence owns.
     """
-    view = _View(k_pool, v_pool, block_tables, query_starts, kv_lens, k_scales, v_scales)
-    seq, query_pos = _owner(view, q.shape[0])
+    view = View(k_pool, v_pool, block_tables, query_starts, kv_lens, k_scales, v_scales)
+    seq, query_pos = owner(view, q.shape[0])
     context_pos = jnp.arange(block_tables.shape[1] * k_pool.shape[1], dtype=jnp.int32)
-    seen = _sees(query_pos[:, None], context_pos[None, :], window)[:, None, None, :]
-    slots = _slots(view, seq, context_pos, _reach(query_pos[:, None], window))
-    k, v = (_read(pool, slots).astype(jnp.float32) for pool in (k_pool, v_pool))
+    seen = sees(query_pos[:, None], context_pos[None, :], window)[:, None, None, :]
+    slots = slots_of(view, seq, context_pos, reach_of(query_pos[:, None], window))
+    k, v = (read(pool, slots).astype(jnp.float32) for pool in (k_pool, v_pool))
     if k_scales is not None and v_scales is not None:
-        k *= _read(k_scales[..., None], slots)  # [tokens kv_heads context head_dim]
-        v *= _read(v_scales[..., None], slots)
+        k *= read(k_scales[..., None], slots)  # [tokens kv_heads context head_dim]
+        v *= read(v_scales[..., None], slots)
     grouped = q.reshape(q.shape[0], k.shape[1], -1, q.shape[2])  # [tokens kv_heads group head_dim]
-    scores = _dot("tkgd,tkcd->tkgc", grouped.astype(jnp.float32), k)
-    scores = _capped(scores * jnp.float32(scale), softcap)
+    scores = dot("tkgd,tkcd->tkgc", grouped.astype(jnp.float32), k)
+    scores = capped(scores * jnp.float32(scale), softcap)
     weights = _softmax(jnp.where(seen, scores, LOWEST), sinks)
-    out = _dot("tkgc,tkcd->tkgd", weights, v).reshape(q.shape)
+    out = dot("tkgc,tkcd->tkgd", weights, v).reshape(q.shape)
     return jnp.where(query_pos[:, None, None] >= 0, out, 0.0).astype(q.dtype)
 
 
@@ -100,8 +102,8 @@ def paged_attention(
     Sequences of one query (decode) and of many (prefill) are cut into tiles of their own widths, so
     that among steps of one shape a row's result does not depend on what else is computed.
     """
-    view = _View(k_pool, v_pool, block_tables, query_starts, kv_lens, k_scales, v_scales)
-    rule = _Rule(scale, window, softcap, sinks)
+    view = View(k_pool, v_pool, block_tables, query_starts, kv_lens, k_scales, v_scales)
+    rule = Rule(scale, window, softcap, sinks)
     lens = query_starts[1:] - query_starts[:-1]
     if q.shape[0] <= kv_lens.shape[0]:
         return _attend(q, view, rule, lens > 0, 1)
@@ -135,27 +137,6 @@ def write_scales(
     return _write(k_scales, k, slots), _write(v_scales, v, slots)
 
 
-class _View(NamedTuple):
-    """The pool as the sequences of one step see it."""
-
-    k_pool: Array
-    v_pool: Array
-    block_tables: Array
-    query_starts: Array
-    kv_lens: Array
-    k_scales: Array | None
-    v_scales: Array | None
-
-
-class _Rule(NamedTuple):
-    """How scores are formed."""
-
-    scale: float
-    window: int | None
-    softcap: float | None
-    sinks: Array | None  # [q_heads]
-
-
 class _Tiles(NamedTuple):
     """Packed queries in tiles, each of one sequence; the lanes of a group run side by side."""
 
@@ -163,13 +144,6 @@ class _Tiles(NamedTuple):
     rows: Array  # [groups lanes tile_q], of q
     query_pos: Array  # [groups lanes tile_q], -1 where there is no query
     num_groups: Array  # how many groups hold a tile: the first ones
-
-
-class _Reach(NamedTuple):
-    """The positions a lane's queries see, start to stop - 1; without queries FAR and 0."""
-
-    start: Array  # [lanes]
-    stop: Array  # [lanes]
 
 
 class _Sums(NamedTuple):
@@ -180,7 +154,7 @@ class _Sums(NamedTuple):
     acc: Array  # [lanes kv_heads rows head_dim]
 
 
-def _attend(q: Array, view: _View, rule: _Rule, is_taken: Array, tile_q: int) -> Array:
+def _attend(q: Array, view: View, rule: Rule, is_taken: Array, tile_q: int) -> Array:
     """Attention of the sequences taken, which have queries; zeros for all other tokens."""
     tiles, tile_starts = _cut(view, is_taken, q.shape[0], tile_q)
 
@@ -191,7 +165,7 @@ def _attend(q: Array, view: _View, rule: _Rule, is_taken: Array, tile_q: int) ->
 
     out = jnp.zeros((*tiles.rows.shape, *q.shape[1:]), q.dtype)
     out = jax.lax.fori_loop(0, tiles.num_groups, run, out).reshape(-1, *q.shape[1:])
-    seq, query_pos = _owner(view, q.shape[0])
+    seq, query_pos = owner(view, q.shape[0])
     offset = jnp.arange(q.shape[0], dtype=jnp.int32) - view.query_starts[seq]
     is_mine = is_taken[seq] & (query_pos >= 0)
     row = jnp.where(is_mine, tile_starts[seq] * tile_q + offset, 0)
@@ -199,7 +173,7 @@ def _attend(q: Array, view: _View, rule: _Rule, is_taken: Array, tile_q: int) ->
     return jnp.where(is_mine[:, None, None], out, jnp.zeros((), q.dtype))
 
 
-def _cut(view: _View, is_taken: Array, num_tokens: int, tile_q: int) -> tuple[_Tiles, Array]:
+def _cut(view: View, is_taken: Array, num_tokens: int, tile_q: int) -> tuple[_Tiles, Array]:
     """Cut the queries of the sequences taken into tiles; also each sequence's first tile."""
     starts, num_seqs = view.query_starts, view.kv_lens.shape[0]
     lens = starts[1:] - starts[:-1]
@@ -208,7 +182,7 @@ def _cut(view: _View, is_taken: Array, num_tokens: int, tile_q: int) -> tuple[_T
     most = (num_tokens + (tile_q - 1) * min(num_seqs, num_tokens)) // tile_q
     lanes = min(NUM_LANES, most)
     tile = jnp.arange(-(-most // lanes) * lanes, dtype=jnp.int32)
-    seq = _count_le(ends, tile)
+    seq = count_le(ends, tile)
     is_tile = seq < num_seqs
     seq = jnp.where(is_tile, seq, 0)
     first = starts[seq] + (tile - ends[seq] + counts[seq]) * tile_q
@@ -224,27 +198,27 @@ def _cut(view: _View, is_taken: Array, num_tokens: int, tile_q: int) -> tuple[_T
     return tiles, ends - counts
 
 
-def _attend_group(q: Array, view: _View, rule: _Rule, seq: Array, query_pos: Array) -> Array:
+def _attend_group(q: Array, view: View, rule: Rule, seq: Array, query_pos: Array) -> Array:
     """Online softmax over the context tiles of a group; q is [lanes tile_q q_heads head_dim]."""
     kv_heads = view.k_pool.shape[2]
     folded, row_pos = _fold(q, query_pos, kv_heads)
     lanes, _, rows, head_dim = folded.shape
-    reach = _reach(query_pos, rule.window)
+    reach = reach_of(query_pos, rule.window)
 
     def add(tile: Array | int, sums: _Sums) -> _Sums:
         context_pos = tile * TILE_KV + jnp.arange(TILE_KV, dtype=jnp.int32)
-        slots = _slots(view, seq, context_pos, reach)
-        k, v = (_read(pool, slots).astype(q.dtype) for pool in (view.k_pool, view.v_pool))
-        scores = _scaled(_dot("lkrd,lkcd->lkcr", folded, k), view.k_scales, slots)
-        scores = _capped(scores * jnp.float32(rule.scale), rule.softcap)
-        seen = _sees(row_pos[:, None, :], context_pos[None, :, None], rule.window)
+        slots = slots_of(view, seq, context_pos, reach)
+        k, v = (read(pool, slots).astype(q.dtype) for pool in (view.k_pool, view.v_pool))
+        scores = scaled(dot("lkrd,lkcd->lkcr", folded, k), view.k_scales, slots)
+        scores = capped(scores * jnp.float32(rule.scale), rule.softcap)
+        seen = sees(row_pos[:, None, :], context_pos[None, :, None], rule.window)
         scores = jnp.where(seen[:, None], scores, LOWEST)
         # A row that has seen nothing yet gathers weights of 1; its first real score wipes them out.
         top = jnp.maximum(sums.top, jnp.max(scores, axis=2))
         weights = jnp.exp(scores - top[:, :, None, :])
         decay = jnp.exp(sums.top - top)
-        scaled = _scaled(weights, view.v_scales, slots)
-        part = _dot("lkcr,lkcd->lkrd", scaled.astype(v.dtype), v)
+        shares = scaled(weights, view.v_scales, slots).astype(v.dtype)
+        part = dot("lkcr,lkcd->lkrd", shares, v)
         total = sums.total * decay + jnp.sum(weights, axis=2)
         return _Sums(top, total, sums.acc * decay[..., None] + part)
 
@@ -301,72 +275,9 @@ def _unfold(out: Array, shape: tuple[int, ...]) -> Array:
     return out.reshape(lanes, kv_heads, tile_q, -1, head_dim).swapaxes(1, 2).reshape(shape)
 
 
-def _owner(view: _View, num_tokens: int) -> tuple[Array, Array]:
-    """The sequence and the position in it of each packed token; 0 and -1 for padding."""
-    token = jnp.arange(num_tokens, dtype=jnp.int32)
-    seq = _count_le(view.query_starts[1:], token)
-    is_real = seq < view.kv_lens.shape[0]
-    seq = jnp.where(is_real, seq, 0)
-    return seq, jnp.where(is_real, token - view.query_starts[seq + 1] + view.kv_lens[seq], -1)
-
-
-def _count_le(sorted_values: Array, x: Array) -> Array:
-    """How many of the values are at most x: the index of the interval that x lies in."""
-    return jnp.sum(sorted_values[None, :] <= x[:, None], axis=1, dtype=jnp.int32)
-
-
-def _reach(query_pos: Array, window: int | None) -> _Reach:
-    start = jnp.min(jnp.where(query_pos >= 0, query_pos, FAR), axis=1)
-    seen_from = jnp.zeros_like(start) if window is None else jnp.maximum(start - window + 1, 0)
-    return _Reach(jnp.where(start == FAR, FAR, seen_from), jnp.max(query_pos, axis=1) + 1)
-
-
-def _sees(query_pos: Array, context_pos: Array, window: int | None) -> Array:
-    """Whether the query at one position attends to another; shapes broadcast."""
-    seen = context_pos <= query_pos
-    return seen if window is None else seen & (context_pos > query_pos - window)
-
-
-def _slots(view: _View, seq: Array, context_pos: Array, reach: _Reach) -> Array:
-    """Slots [lanes context] of positions; one out of reach repeats one within: garbage is not read.
-
-    A lane without queries reads slot 0, and its result is not used.
-    """
-    block_size = view.k_pool.shape[1]
-    start, stop = reach.start[:, None], reach.stop[:, None]
-    inside = jnp.maximum(jnp.minimum(jnp.maximum(context_pos[None, :], start), stop - 1), 0)
-    block = view.block_tables.at[seq[:, None], inside // block_size].get(mode="promise_in_bounds")
-    return jnp.where(stop > 0, block * block_size + inside % block_size, 0)
-
-
-def _read(pool: Array, slots: Array) -> Array:
-    """Gather [lanes kv_heads context head_dim]."""
-    blocks, block_size, kv_heads, head_dim = pool.shape
-    flat = pool.reshape(blocks * block_size, kv_heads, head_dim)
-    heads = jnp.arange(kv_heads, dtype=jnp.int32)[None, :, None]
-    out = flat.at[slots[:, None, :], heads].get(mode="promise_in_bounds")
-    is_bits = out.dtype in FLOATS
-    return jax.lax.bitcast_convert_type(out, FLOATS[out.dtype]) if is_bits else out
-
-
-def _scaled(values: Array, scales: Array | None, slots: Array) -> Array:
-    """Multiply [lanes kv_heads context rows] by the scale at each slot."""
-    return values if scales is None else values * _read(scales[..., None], slots)
-
-
 def _write(pool: Array, values: Array, slots: Array) -> Array:
     values = values.astype(FLOATS.get(pool.dtype, pool.dtype))
     if pool.dtype in FLOATS:
         values = jax.lax.bitcast_convert_type(values, pool.dtype)
     flat = pool.reshape(-1, *pool.shape[2:])
     return flat.at[slots].set(values, mode="promise_in_bounds").reshape(pool.shape)
-
-
-def _capped(scores: Array, softcap: float | None) -> Array:
-    if softcap is None:
-        return scores
-    return jnp.tanh(scores / jnp.float32(softcap)) * jnp.float32(softcap)
-
-
-def _dot(axes: str, a: Array, b: Array) -> Array:
-    return jnp.einsum(axes, a, b, preferred_element_type=jnp.float32)

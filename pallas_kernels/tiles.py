@@ -47,8 +47,8 @@ def decode_tile(group: int, head_dim: int, q_dtype: jnp.dtype, kv_dtype: jnp.dty
     if q_dtype.itemsize == 4:
         return Tile(rows, 16, num_warps=rows // 4, num_stages=2, blocks_per_sm=4)
     is_narrow = kv_dtype.itemsize == 1
-    kv = TILE_KV // 2 if is_narrow and dim == MAX_HEAD_DIM else TILE_KV
-    blocks_per_sm = ({64: 5, 128: 3, 256: 3} if is_narrow else {64: 7, 128: 5, 256: 3})[dim]
+    kv = TILE_KV // 2 if is_narrow and dim > 64 else TILE_KV
+    blocks_per_sm = ({64: 5, 128: 4, 256: 3} if is_narrow else {64: 7, 128: 5, 256: 3})[dim]
     return Tile(rows, kv, num_warps=4, num_stages=3, blocks_per_sm=blocks_per_sm)
 
 

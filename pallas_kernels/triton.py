@@ -4,9 +4,12 @@ import jax
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.decode import paged_decode
+from pallas_kernels.mixed import paged_mixed
 from pallas_kernels.prefill import paged_prefill
 from pallas_kernels.reference import write_kv as write_kv
 from pallas_kernels.tiles import H200_SMS, Pool, Scales, Sinks
+
+LONG_CONTEXT = 4096  # tokens that tables can hold, above which single tokens are worth two kernels
 
 
 def paged_attention(
@@ -38,6 +41,8 @@ def paged_attention(
     options = {"k_scales": k_scales, "v_scales": v_scales, "interpret": interpret}
     if q.shape[0] <= kv_lens.shape[0]:
         return paged_decode(*arrays, **rule, **options, num_sms=num_sms())
+    if block_tables.shape[1] * k_pool.shape[1] > LONG_CONTEXT:
+        return paged_mixed(*arrays, **rule, **options, num_sms=num_sms())
     return paged_prefill(*arrays, **rule, **options)
 
 

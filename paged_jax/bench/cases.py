@@ -35,6 +35,10 @@ class Accuracy:
         return self.max_error <= self.tolerance
 
 
+class LeftOut(Exception):
+    """A case cannot be measured here, through no fault of its own; the message says why."""
+
+
 @dataclass(frozen=True)
 class Case:
     """One thing to measure; `run` makes its inputs, so that a case not run costs nothing."""

@@ -33,6 +33,7 @@ class Sizes:
         decode: (batch, context) of decode attention.
         product_shape: (inner, outer) of the quantised products.
         cold_bytes: attention goes round pools of this size in all, so that no cache holds them.
+        torch_batches: of the steps that transformers on torch runs too.
         step_context: tokens of each sequence in a decode step.
         prefill_tokens: new tokens of a prefill step, all of one sequence.
     """
@@ -49,6 +50,7 @@ class Sizes:
     cold_bytes: int
     models: dict[str, ModelConfig]
     batches: tuple[int, ...]
+    torch_batches: tuple[int, ...]
     step_context: int
     prefill_tokens: int
     effort: Effort
@@ -67,6 +69,7 @@ FULL = Sizes(
     cold_bytes=256 << 20,
     models={"Llama-3.1-8B": LLAMA_3_1_8B, "SmolLM2-135M": SMOLLM2_135M, "Qwen3-8B": QWEN3_8B},
     batches=(1, 256, 32),
+    torch_batches=(32, 1),
     step_context=1024,
     prefill_tokens=2048,
     effort=Effort(),
@@ -93,6 +96,7 @@ REHEARSAL = Sizes(
     cold_bytes=1,
     models={"Qwen3-8B": _tiny(QWEN3_8B)},
     batches=(2,),
+    torch_batches=(2,),
     step_context=32,
     prefill_tokens=16,
     effort=Effort(warm_up=1, groups=2, calls=1),

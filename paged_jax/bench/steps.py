@@ -94,7 +94,7 @@ def _measure(
         return program(params, pool, inputs)[1]
 
     timing = measure(call, pool, effort)
-    return Measurement(timing, _num_bytes(step, params), _num_flops(step), compile_s)
+    return Measurement(timing, step_bytes(step, params), step_flops(step), compile_s)
 
 
 def _batch(step: Step) -> StepBatch:
@@ -123,15 +123,19 @@ def _batch(step: Step) -> StepBatch:
     )
 
 
-def _num_bytes(step: Step, params: ModelParams) -> int:
-    """All weights but the rows of the embedding that are not looked up, and the live KV blocks."""
-    weights = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
+def step_bytes(step: Step, params: ModelParams) -> int:
+    """Return the bytes of all weights but the rows of the embedding that are not looked up, and of
+    the live KV blocks; `params` may be abstract.
+    """
+    size_of = lambda tree: sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))  # noqa: E731
+    weights = size_of(params)
     if params.unembed is not None:
-        weights -= params.embed.nbytes
+        weights -= size_of(params.embed)
     return weights + (step.num_blocks - 1) * block_bytes(step.config, step.cache)
 
 
-def _num_flops(step: Step) -> int:
+def step_flops(step: Step) -> int:
+    """Return the floating point operations of a step."""
     config = step.config
     heads = 2 * config.num_q_heads + 2 * config.num_kv_heads  # q and o, k and v
     layer = config.embed_dim * (heads * config.head_dim + 3 * config.mlp_dim)

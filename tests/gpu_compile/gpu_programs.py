@@ -24,21 +24,34 @@ ROWS = RowShape(rows=BATCH, context=4096, biases=16)
 
 
 def attention_program(
-    function, *, name: str, tokens: int, head_dim: int = 128, q_heads: int = 32, **rule
+    function,
+    *,
+    name: str,
+    tokens: int,
+    head_dim: int = 128,
+    q_heads: int = 32,
+    pool_dtype: str = "bfloat16",
+    max_blocks: int = MAX_BLOCKS,
+    **rule,
 ) -> Program:
     """8 KV heads, 32 sequences of up to 4,096 tokens in blocks of 16."""
-    pool = jax.ShapeDtypeStruct((CACHE.num_blocks, CACHE.block_size, 8, head_dim), jnp.bfloat16)
+    shape = (CACHE.num_blocks, CACHE.block_size, 8, head_dim)
+    pool = jax.ShapeDtypeStruct(shape, pool_dtype)
     ints = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.int32)  # noqa: E731
     arguments = (
         jax.ShapeDtypeStruct((tokens, q_heads, head_dim), jnp.bfloat16),
         pool,
         pool,
-        ints(BATCH, MAX_BLOCKS),
+        ints(BATCH, max_blocks),
         ints(BATCH + 1),
         ints(BATCH),
     )
     attend = partial(function, scale=head_dim**-0.5, **rule)
-    return Program(name, attend, arguments, watched=WATCHED)
+    if pool.dtype.itemsize > 1:
+        return Program(name, attend, arguments, watched=WATCHED)
+    scales = (jax.ShapeDtypeStruct(shape[:3], jnp.float32),) * 2
+    scaled = lambda *arrays: attend(*arrays[:-2], k_scales=arrays[-2], v_scales=arrays[-1])  # noqa: E731
+    return Program(name, scaled, (*arguments, *scales), watched=WATCHED)
 
 
 def quant_program(function, *, rows: int, bits: int) -> Program:

@@ -16,7 +16,8 @@ def watched_kernel(report, name: str) -> KernelReport:
 
 
 @pytest.mark.parametrize(
-    ("head_dim", "registers", "blocks_per_sm"), [(64, 84, 6), (128, 100, 5), (256, 168, 3)]
+    ("head_dim", "registers", "blocks_per_sm"),
+    [(64, 84, 6), (80, 100, 5), (96, 100, 5), (128, 100, 5), (256, 168, 3)],
 )
 def test_decode_stays_within_its_bounds(compiled, head_dim, registers, blocks_per_sm) -> None:
     name = f"decode, head {head_dim}"
@@ -27,6 +28,40 @@ def test_decode_stays_within_its_bounds(compiled, head_dim, registers, blocks_pe
     assert kernel.spill_bytes == 0
     assert kernel.registers <= registers
     assert kernel.blocks_per_sm >= blocks_per_sm
+
+
+@pytest.mark.parametrize("pool_dtype", ["int8", "float8_e4m3fn"])
+@pytest.mark.parametrize(
+    ("head_dim", "registers", "blocks_per_sm"), [(64, 100, 5), (128, 128, 4), (256, 168, 3)]
+)
+def test_decode_of_one_byte_pools_stays_within_its_bounds(
+    compiled, head_dim, registers, blocks_per_sm, pool_dtype
+) -> None:
+    program = attention_program(
+        triton.paged_attention,
+        name=f"decode, head {head_dim}, {pool_dtype}",
+        tokens=32,
+        head_dim=head_dim,
+        pool_dtype=pool_dtype,
+    )
+
+    kernel = watched_kernel(compiled(program), "paged_decode")
+
+    assert kernel.spill_bytes == 0
+    assert kernel.registers <= registers
+    assert kernel.blocks_per_sm >= blocks_per_sm
+    assert kernel.count(*TENSOR_CORES) > 0
+
+
+def test_a_step_of_prompts_and_single_tokens_runs_both_kernels_and_copies_nothing(compiled) -> None:
+    program = attention_program(
+        triton.paged_attention, name="mixed, head 128", tokens=PREFILL_TOKENS, max_blocks=512
+    )
+
+    report = compiled(program)
+
+    assert watched_kernel(report, "paged_decode") and watched_kernel(report, "paged_prefill")
+    assert report.copies == ()
 
 
 @pytest.mark.parametrize(("head_dim", "registers"), [(64, 144), (128, 200), (256, 212)])

@@ -26,6 +26,7 @@ from pallas_kernels.arg_specs import (
     make_sinks,
 )
 from pallas_kernels.decode import paged_decode
+from pallas_kernels.mixed import paged_mixed
 from pallas_kernels.oracle import attention as expected
 from pallas_kernels.prefill import paged_prefill
 
@@ -54,8 +55,8 @@ def test_triton_attention_equals_numpy(spec):
 
 @pytest.mark.parametrize(
     ("function", "spec"),
-    [(paged_decode, MIXED), (paged_prefill, DECODE)],
-    ids=["decode", "prefill"],
+    [(paged_decode, MIXED), (paged_prefill, DECODE), (paged_mixed, DECODE)],
+    ids=["decode", "prefill", "mixed"],
 )
 def test_each_kernel_is_right_where_the_other_would_be_faster(function, spec):
     inputs = make_inputs(spec, seed=3)
@@ -84,6 +85,13 @@ def test_decode_in_splits_reads_nothing_past_a_border(num_splits):
     half = as_dtype(inputs, jnp.bfloat16)
     got = attend(paged_decode, half, DECODE_BORDERS, num_splits=num_splits)
     np.testing.assert_allclose(got, expected(inputs, DECODE_BORDERS), atol=BFLOAT16_TOLERANCE)
+
+
+@pytest.mark.parametrize("spec", [MIXED, PREFILL_BORDERS], ids=lambda spec: spec.name)
+def test_single_tokens_among_prompts_go_through_the_decode_kernel(spec):
+    inputs, sinks = make_inputs(spec, seed=12), make_sinks(spec)
+    got = attend(paged_mixed, inputs, spec, sinks=jnp.asarray(sinks))
+    np.testing.assert_allclose(got, expected(inputs, spec, sinks), atol=FLOAT32_TOLERANCE)
 
 
 @pytest.mark.parametrize("window", [None, 64])

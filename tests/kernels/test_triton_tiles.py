@@ -1,5 +1,7 @@
 """How queries are cut, how contexts are split, and what the Triton kernels refuse."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -31,6 +33,23 @@ def test_tiles_hold_every_token_once_and_never_two_sequences(query_lens, tile_q)
             assert starts[seq] <= start and stop <= starts[seq + 1]
             assert start + shift == kv_lens[seq] - (starts[seq + 1] - start)
     assert seen == list(range(num_tokens))
+
+
+def test_sequences_that_are_not_taken_have_no_tiles():
+    lens, starts = jnp.array([5, 1, 3], jnp.int32), jnp.array([0, 5, 6, 9], jnp.int32)
+    tiles = cut_queries(lens, starts, 10, 4, jnp.array([True, False, True]))
+    spans = [(int(a), int(b)) for a, b in zip(tiles.start, tiles.stop, strict=True) if a < b]
+    assert spans == [(0, 4), (4, 5), (6, 9), (9, 10)]
+
+
+@pytest.mark.parametrize(("max_blocks", "has_decode"), [(256, False), (257, True)])
+def test_steps_of_prompts_run_the_decode_kernel_too_where_contexts_may_be_long(
+    max_blocks, has_decode
+):
+    q, pool = jnp.ones((16, 4, 64)), jnp.ones((8, 16, 2, 64))
+    ints = [jnp.zeros(shape, jnp.int32) for shape in ((4, max_blocks), (5,), (4,))]
+    attend = functools.partial(triton.paged_attention, scale=1.0)
+    assert ("paged_decode" in str(jax.make_jaxpr(attend)(q, pool, pool, *ints))) == has_decode
 
 
 def test_padding_has_no_context():
