@@ -3,15 +3,18 @@
 import functools
 import importlib
 import logging
+from collections.abc import Callable
 from typing import Literal
 
 from jaxtyping import Array, Float, Int
 
 from paged_jax.device import platform
+from paged_jax.device.cpu import attention as cpu
+from paged_jax.device.cpu import kernels
 from paged_jax.device.kv_pool import LayerPool, Scales
 from pallas_kernels import reference
 
-AttentionBackend = Literal["auto", "xla", "triton", "mosaic"]
+AttentionBackend = Literal["auto", "xla", "triton", "mosaic", "cpu"]
 
 logger = logging.getLogger("paged_jax")
 
@@ -39,9 +42,10 @@ def paged_attention(  # noqa: PLR0913
         softcap: scores become tanh(score / softcap) * softcap.
         sinks: a score a query head that adds to the sum its weights are divided by, and no value.
         k_scales: what each key of a one-byte pool is to be multiplied by; v_scales likewise.
-        backend: "triton" runs on NVIDIA GPUs and "mosaic" on those of the Hopper generation;
-            shapes that they do not take run on "xla". "auto" picks "triton" where there is an
-            NVIDIA GPU, and never "mosaic", which no GPU has run yet.
+        backend: "triton" runs on NVIDIA GPUs, "mosaic" on those of the Hopper generation, and
+            "cpu" on CPUs with a C++ compiler; shapes that they do not take run on "xla". "auto"
+            picks "triton" where there is an NVIDIA GPU, "cpu" where its kernels can be used, and
+            never "mosaic", which no GPU has run yet.
     Returns:
         zeros for padding tokens.
     """
@@ -50,13 +54,18 @@ def paged_attention(  # noqa: PLR0913
     options = {**rule, "k_scales": k_scales, "v_scales": v_scales}
     picked = _pick() if backend == "auto" else backend
     if picked != "xla":
-        # Here, since nobody else needs Pallas, which is slow to load.
-        kernels = importlib.import_module(f"pallas_kernels.{picked}")
         try:
-            return kernels.paged_attention(*arrays, **options)
+            return _implementation(picked)(*arrays, **options)
         except NotImplementedError as limit:
             _say_once(logging.WARNING, f"{limit}; such steps run on the attention back end xla")
     return reference.paged_attention(*arrays, **options)
+
+
+def _implementation(backend: AttentionBackend) -> Callable[..., Array]:
+    if backend == "cpu":
+        return cpu.paged_attention
+    # Here, since nobody else needs Pallas, which is slow to load.
+    return importlib.import_module(f"pallas_kernels.{backend}").paged_attention
 
 
 def write_kv(
@@ -67,13 +76,16 @@ def write_kv(
     slots: Int[Array, " tokens"],
 ) -> tuple[LayerPool, LayerPool]:
     """Write each token's key and value to its slot; in place where the pools are donated."""
-    return reference.write_kv(k_pool, v_pool, k, v, slots)
+    try:
+        return cpu.write_kv(k_pool, v_pool, k, v, slots)
+    except NotImplementedError:
+        return reference.write_kv(k_pool, v_pool, k, v, slots)
 
 
 def _pick() -> AttentionBackend:
     """The back end for the device that is traced for."""
     kind = platform.device_kind()
-    picked = "triton" if platform.is_nvidia() else "xla"
+    picked = "triton" if platform.is_nvidia() else "cpu" if kernels.are_usable() else "xla"
     _say_once(logging.INFO, f"attention runs on the back end {picked}, as the device is {kind}")
     return picked
 

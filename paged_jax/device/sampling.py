@@ -13,6 +13,8 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from paged_jax.device import platform
+from paged_jax.device.cpu import kernels
+from paged_jax.device.cpu.argmax import argmax
 from paged_jax.device.sampling_rows import SamplingRows
 from paged_jax.pytree import pytree
 
@@ -55,6 +57,8 @@ def sample(
         log-probabilities are zeros in a step where no row wants any. A row whose every logit is
         -inf gets id 0.
     """
+    if rows.is_plain and kernels.are_usable():
+        return _no_logprobs(argmax(logits, limit=vocab_limit), max_logprobs)
     num_rows = logits.shape[0]
     step = lambda args: _sample_tile(args[0], args[1], max_logprobs, vocab_limit)  # noqa: E731
     if num_rows <= ROW_TILE or num_rows % ROW_TILE or platform.target() != "cpu":
@@ -126,6 +130,8 @@ def _choose(logits: Array, rows: SamplingRows) -> Array:
 
 def _argmax(logits: Array) -> Array:
     """The first id of the largest logit; in two stages, as XLA's CPU argmax is not vectorised."""
+    if kernels.are_usable():
+        return argmax(logits)
     tiles = _tiled(logits, -jnp.inf)
     tile = jnp.argmax(jnp.max(tiles, axis=-1), axis=-1).astype(jnp.int32)
     return tile * VOCAB_TILE + jnp.argmax(_pick(tiles, tile), axis=-1).astype(jnp.int32)

@@ -69,12 +69,21 @@ def log(caplog):
     attention._say_once.cache_clear()
 
 
-@pytest.mark.parametrize(("kind", "picked"), [("NVIDIA H200", "triton"), ("cpu", "xla")])
-def test_auto_picks_triton_on_nvidia_gpus_and_says_so_once(monkeypatch, log, kind, picked):
+@pytest.mark.parametrize(
+    ("kind", "are_usable", "picked"),
+    [("NVIDIA H200", False, "triton"), ("cpu", False, "xla"), ("cpu", True, "cpu")],
+)
+def test_auto_picks_what_runs_on_the_device_and_says_so_once(
+    monkeypatch, log, kind, are_usable, picked
+):
     monkeypatch.setattr(jax, "local_devices", lambda: [SimpleNamespace(device_kind=kind)])
+    monkeypatch.setattr(attention.kernels, "are_usable", lambda: are_usable)
     for _ in range(2):
         jaxpr = str(jax.make_jaxpr(lambda: attend_to_nothing())())  # traced anew
-        assert ("pallas_call" in jaxpr) == (picked == "triton")
+        called = {"triton": "pallas_call", "cpu": "paged_jax_paged_attention"}
+        assert [name for name, call in called.items() if call in jaxpr] == [picked][
+            : picked != "xla"
+        ]
     said = f"attention runs on the back end {picked}, as the device is {kind}"
     assert [r.message for r in log.records] == [said]
 

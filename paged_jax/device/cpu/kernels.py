@@ -18,7 +18,10 @@ from paged_jax.device.cpu import build
 SWITCH = "PAGED_JAX_CPU_KERNELS"
 PREFIX = "paged_jax_"
 TARGETS = {  # operation: the symbol of its handler in csrc/
+    "argmax": "Argmax",
     "matmul": "Matmul",
+    "paged_attention": "PagedAttention",
+    "write_kv": "WriteKv",
 }
 
 logger = logging.getLogger("paged_jax")

@@ -53,19 +53,22 @@ inline float sum(Vec value) {
 inline Vec largest(Vec a, Vec b) { return a < b ? b : a; }  // NaN in `a` stays
 inline Vec smallest(Vec a, Vec b) { return b < a ? b : a; }
 
-// e to the x, to 2 units in the last place; beyond +-87 as at +-87. Source: Cephes' expf.
-inline Vec exp(Vec x) {
-  x = smallest(largest(x, splat(-87.0f)), splat(87.0f));
+// e to the x, to 2 units in the last place, for x within +-87. Source: Cephes' expf.
+inline Vec exp_within(Vec x) {
   Vec shifted = x * 1.44269504f + 12582912.0f;  // x / ln 2, rounded: in the lowest bits
   Vec power = shifted - 12582912.0f;
   Vec rest = x - power * 0.693359375f + power * 2.12194440e-4f;
+  Vec square = rest * rest;
   Vec series = rest * 1.9875691500e-4f + 1.3981999507e-3f;
-  series = series * rest + 8.3334519073e-3f;
-  series = series * rest + 4.1665795894e-2f;
-  series = series * rest + 1.6666665459e-1f;
-  series = series * rest + 5.0000001201e-1f;
-  series = series * rest * rest + rest + 1.0f;
+  series = series * square + (rest * 8.3334519073e-3f + 4.1665795894e-2f);
+  series = series * square + (rest * 1.6666665459e-1f + 5.0000001201e-1f);
+  series = series * square + (rest + 1.0f);
   return (Vec)((Bits)series + ((Bits)shifted << 23));
+}
+
+// The same for every x; beyond +-87 as at +-87.
+inline Vec exp(Vec x) {
+  return exp_within(smallest(largest(x, splat(-87.0f)), splat(87.0f)));
 }
 
 // Two bfloat16 in each 32-bit lane: the first is the lower half.
@@ -73,6 +76,7 @@ inline Vec first_of_pair(Bits pairs) { return (Vec)(pairs << 16); }
 inline Vec second_of_pair(Bits pairs) { return (Vec)(pairs & 0xffff0000u); }
 
 inline uint32_t bits_of(float value) { return load_as<uint32_t>(&value); }
+inline float to_float(float value) { return value; }
 inline float to_float(uint16_t half) {
   uint32_t bits = uint32_t(half) << 16;
   return load_as<float>(&bits);
