@@ -38,9 +38,11 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"error: {message}\n")
 
 
-def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, EngineArgs]:
+def parse(
+    argv: Sequence[str], *, parser: argparse.ArgumentParser | None = None
+) -> tuple[argparse.Namespace, EngineArgs]:
     """Return the server's options and the engine's, checked; exit with code 2 if any is wrong."""
-    parser = make_parser()
+    parser = parser or make_parser()
     options, unknown = parser.parse_known_args([_dashed(word) for word in argv])
     if unknown:
         parser.error(_unknown(parser, unknown[0]))
@@ -80,13 +82,12 @@ def _unknown(parser: argparse.ArgumentParser, word: str) -> str:
     return f"unknown option {word}" + (f"; did you mean {close[0]}?" if close else "")
 
 
-def make_parser() -> argparse.ArgumentParser:
+def make_parser(
+    program: str = "python -m paged_jax.serve",
+    description: str = "Serve a model through an OpenAI-compatible API.",
+) -> argparse.ArgumentParser:
     """Return the parser of all flags; those of the engine are the fields of EngineArgs."""
-    parser = _Parser(
-        prog="python -m paged_jax.serve",
-        description="Serve a model through an OpenAI-compatible API.",
-        allow_abbrev=False,
-    )
+    parser = _Parser(prog=program, description=description, allow_abbrev=False)
     parser.add_argument("positional", metavar="MODEL", nargs="?", help="the same as --model")
     parser.add_argument("--version", action="version", version=f"paged_jax {paged_jax.__version__}")
     add_engine_flags(parser)

@@ -8,7 +8,7 @@ from typing import cast
 
 from server.endpoints import Endpoint
 from server.state import ServerState
-from server.tables import MAX_NAME_LEN
+from server.tables import REQUEST
 from server.wire import Json
 
 _ERRORS = {
@@ -72,7 +72,7 @@ def _operation(state: ServerState, endpoint: Endpoint, method: str) -> Json:
 
 def _parameters(endpoint: Endpoint) -> list[Json]:
     name: Json = {"type": "string", "minLength": 1}
-    header: Json = {"type": "string", "pattern": "^[!-~]+$", "maxLength": MAX_NAME_LEN}
+    header: Json = REQUEST["request_id"]
     parameters: list[Json] = []
     if "{name" in endpoint.path:
         parameters.append({"name": "name", "in": "path", "required": True, "schema": name})

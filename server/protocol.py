@@ -14,9 +14,9 @@ from server.call import AnswerOptions, Call, Prompt
 from server.errors import cut
 from server.logprobs import TokenSpelling
 from server.prompts import chat_prompt, completion_prompts, render_messages
-from server.schema import Fields
+from server.schema import Fields, check
 from server.state import ServerState
-from server.tables import MAX_NAME_LEN
+from server.tables import REQUEST
 from server.tools import reading_of
 from server.wire import Json
 
@@ -97,10 +97,8 @@ def _call(
     for prompt in prompts:
         state.engine.check(prompt.ids, params)
     own_id: str | None = fields.get("request_id")
-    if header_id is not None and not 1 <= len(header_id) <= MAX_NAME_LEN:
-        raise InvalidRequest(
-            f"X-Request-Id must have 1 to {MAX_NAME_LEN} characters", "X-Request-Id"
-        )
+    if header_id is not None:
+        check(REQUEST["request_id"], header_id, "X-Request-Id")
     return Call(
         id=prefix + (header_id or own_id or uuid.uuid4().hex),
         created=int(time.time()),

@@ -28,6 +28,7 @@ MAX_MESSAGES = 4096
 MAX_PROMPTS = 1024
 MAX_NAME_LEN = 128
 MAX_TOOLS = 128
+PRINTABLE = "^[!-~]+$"
 MAX_TOKENIZE_LEN = 1 << 22  # characters
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
@@ -96,7 +97,8 @@ ANSWER: Json = {
 }
 REQUEST: Json = {
     "model": _MODEL,
-    "request_id": string("Part of the answer's id.", low=1, high=MAX_NAME_LEN),
+    "request_id": string("Part of the answer's id.", low=1, high=MAX_NAME_LEN)
+    | {"pattern": PRINTABLE},
     "priority": integer(-INT64, INT64 - 1, "Lower is earlier, where the server orders by it."),
     "cache_salt": string("Shares cached prefixes with equal salts only.", low=1, high=MAX_NAME_LEN),
     "user": string("Without effect."),

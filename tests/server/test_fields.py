@@ -36,7 +36,7 @@ WRONG = {
     "truncation_side": ["middle", 5],
     "cache_salt": ["", "x" * 129, 5],
     "priority": ["x", 2**63],
-    "request_id": [5, "", "x" * 129],
+    "request_id": [5, "", "x" * 129, "a b", "a\nb", "é"],
     "add_special_tokens": ["perhaps"],
     "return_token_ids": ["perhaps"],
     "response_format": ["json", {}, {"type": "json_object"}, {"type": "text", "x": 1}],
@@ -105,7 +105,7 @@ def test_length_limits_themselves_are_legal(served: Served):
     served.complete("a", logprobs=20, prompt_logprobs=20, n=128, max_tokens=1)
 
 
-@pytest.mark.parametrize("header", ["", "x" * 129])
+@pytest.mark.parametrize("header", ["", "x" * 129, "a\tb", "a b"])
 def test_odd_request_id_header_is_refused(served: Served, header):
     headers = {"X-Request-Id": header}
     response = served.http.post(COMPLETIONS, json={"prompt": "a"}, headers=headers)
