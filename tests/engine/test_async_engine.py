@@ -86,6 +86,24 @@ def test_a_step_wakes_the_event_loop_once(served: AsyncEngine, monkeypatch) -> N
     assert len(wakes) <= len(steps) < 8 * 6
 
 
+def test_an_idle_engine_sleeps_and_wakes_for_a_request(served: AsyncEngine, monkeypatch) -> None:
+    rounds, stats = [], served.engine.stats  # asked once in each round of the stepping thread
+    monkeypatch.setattr(served.engine, "stats", lambda: rounds.append(1) or stats())
+
+    async def main() -> tuple[int, int, int]:
+        params = SamplingParams(max_tokens=2, ignore_eos=True)
+        await collect(served, params, request_id="first")
+        await asyncio.sleep(0.05)
+        before = len(rounds)
+        await asyncio.sleep(0.1)
+        idle = len(rounds)
+        await collect(served, params, request_id="second")
+        return before, idle, len(rounds)
+
+    before, idle, after = asyncio.run(main())
+    assert before == idle < after
+
+
 def test_300_aborted_requests_leak_nothing(llm: LLM, served: AsyncEngine) -> None:
     """Queued, mid-prefill, decoding, not read at all, n > 1."""
     draw = random.Random(0)
