@@ -78,7 +78,8 @@ class ModelConfig:
         qk_norm: RMS norm on each query and key head (Qwen3).
         windows: per layer, how many tokens back a query sees, itself included; None sees
             everything.
-        dtype: "float32", "bfloat16" or "float16": weights and activations.
+        dtype: "float32", "bfloat16" or "float16": weights, and activations unless `is_packed`.
+        is_packed: matrices are packed for the CPU kernels, and activations are float32.
         vocab_limit: ids at or above this are never sampled (padding rows of the embedding); None =
             vocab_size.
         eos_token_ids: ids that end generation unless `ignore_eos`.
@@ -104,6 +105,7 @@ class ModelConfig:
     qk_norm: bool = False
     windows: tuple[int | None, ...] = ()
     dtype: str = "float32"
+    is_packed: bool = False
     vocab_limit: int | None = None
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
@@ -119,6 +121,11 @@ class ModelConfig:
             original = scaling.original_max_position or self.max_position
             return max(self.max_position, int(original * scaling.factor))
         return self.max_position
+
+    @property
+    def activation_dtype(self) -> str:
+        """The dtype of what flows from one operation to the next."""
+        return "float32" if self.is_packed else self.dtype
 
     def window(self, layer: int) -> int | None:
         """Return the layer's attention window in tokens, or None."""
@@ -215,7 +222,8 @@ class EngineArgs:
     )
     dtype: str = option(
         "auto",
-        "weights and activations; auto: float32 on a CPU, elsewhere the checkpoint's own",
+        "weights and, but on a CPU with kernels, activations; auto: the checkpoint's own, on a CPU "
+        "bfloat16 with kernels and float32 without",
         choices=("auto", "float32", "bfloat16", "float16", "half", "float"),
     )
     quantization: str | None = option(

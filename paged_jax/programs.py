@@ -24,7 +24,7 @@ import numpy as np
 from tqdm import tqdm
 
 from paged_jax.config import EngineConfig
-from paged_jax.device.kv_pool import KVPool, copy_blocks
+from paged_jax.device.kv_pool import KVPool, copy_blocks, pool_dtype
 from paged_jax.device.sampling import SampleOutput
 from paged_jax.device.sampling_rows import RowShape, SamplingRows, draws, pack_rows
 from paged_jax.device.step_batch import BatchShape, StepBatch, empty_batch
@@ -36,6 +36,7 @@ from paged_jax.step import BackboneOutput, backbone, draw, score
 
 logger = logging.getLogger("paged_jax")
 
+FLOATS = ("float32", "bfloat16")
 COPIES = 16  # block copies per call of the copy program
 SCORES = 16  # prompt positions per call of the scoring program
 COMPILE_THREADS = min(8, os.cpu_count() or 1)
@@ -88,7 +89,9 @@ class Programs:
     def __init__(self, config: EngineConfig):
         self.config = config
         limits = config.scheduler
-        self.token_buckets = token_buckets(limits.max_tokens_per_step)
+        has_kernels = config.model.is_packed and pool_dtype(config.model, config.cache) in FLOATS
+        smallest = 1 if has_kernels else 2
+        self.token_buckets = token_buckets(limits.max_tokens_per_step, smallest=smallest)
         self.row_buckets = row_buckets(limits.max_seqs)
         model, scored = config.model, config.max_logprobs
         self._backbone = partial(backbone, config=model)
@@ -134,7 +137,7 @@ class Programs:
     def _jobs(self, params: ModelParams, pool: KVPool) -> Iterator[tuple[ProgramKey, Lower]]:
         """Each program's key, and what traces it."""
         limits = self.config.scheduler
-        embed, dtype = self.config.model.embed_dim, params.embed.dtype
+        embed, dtype = self.config.model.embed_dim, self.config.model.activation_dtype
         for tokens in reversed(self.token_buckets):
             yield ("backbone", tokens), partial(self.lower_backbone, params, pool, tokens)
         sampled = jax.ShapeDtypeStruct((limits.max_seqs, embed), dtype)

@@ -1,9 +1,13 @@
 """The parts of a layer as pure functions. Statistics of norms are float32 whatever the dtype."""
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from paged_jax.device.cpu.matmul import multiply as multiply_packed
+from paged_jax.models.packed import Matrix, PackedMatrix, gated_product, products
 from paged_jax.models.params import LayerParams
 from paged_jax.models.quantised import QuantisedMatrix, multiply
 
@@ -20,21 +24,45 @@ def rms_norm(
 
 def linear(
     x: Float[Array, "rows inner"],
-    weight: Float[Array, "inner outer"] | QuantisedMatrix,
+    weight: Matrix,
     bias: Float[Array, " outer"] | None = None,
 ) -> Float[Array, "rows outer"]:
     """Multiply by a matrix kept as [in, out] and add the bias, if any."""
+    return linears(x, [weight], [bias])[0]
+
+
+def linears(
+    x: Float[Array, "rows inner"],
+    weights: Sequence[Matrix],
+    biases: Sequence[Float[Array, " _"] | None],
+) -> list[Float[Array, "rows _"]]:
+    """Multiply the same rows by several matrices, in one call where they are packed."""
+    outs = products(x, weights) or [_product(x, weight) for weight in weights]
+    return [
+        out if bias is None else out + bias[None, :] for out, bias in zip(outs, biases, strict=True)
+    ]
+
+
+def _product(x: Float[Array, "rows inner"], weight: Matrix) -> Float[Array, "rows outer"]:
+    if isinstance(weight, PackedMatrix):
+        return multiply_packed(x, [weight])[0]
     if isinstance(weight, QuantisedMatrix):
-        out = multiply(x, weight)
-    else:
-        out = jnp.matmul(x, weight, precision=matmul_precision(x))
-    return out if bias is None else out + bias[None, :]
+        return multiply(x, weight)
+    return jnp.matmul(x, weight.astype(x.dtype), precision=matmul_precision(x))
 
 
 def gated_mlp(x: Float[Array, "rows embed"], layer: LayerParams) -> Float[Array, "rows embed"]:
     """Return down(silu(gate(x)) * up(x))."""
-    gate = jax.nn.silu(linear(x, layer.w_gate, layer.b_gate))
-    return linear(gate * linear(x, layer.w_up, layer.b_up), layer.w_down, layer.b_down)
+    return linear(_gated(x, layer), layer.w_down, layer.b_down)
+
+
+def _gated(x: Float[Array, "rows embed"], layer: LayerParams) -> Float[Array, "rows mlp"]:
+    if layer.b_gate is None:
+        fused = gated_product(x, layer.w_gate, layer.w_up)
+        if fused is not None:
+            return fused
+    gate, up = linears(x, (layer.w_gate, layer.w_up), (layer.b_gate, layer.b_up))
+    return jax.nn.silu(gate) * up
 
 
 def matmul_precision(x: Array) -> jax.lax.Precision:

@@ -7,7 +7,7 @@ import jax
 from jaxtyping import Array, Float
 
 from paged_jax.config import ModelConfig
-from paged_jax.models.quantised import QuantisedMatrix
+from paged_jax.models.packed import Matrix, PackedMatrix
 from paged_jax.pytree import pytree
 
 
@@ -24,14 +24,14 @@ class LayerParams:
     """
 
     attn_norm: Float[Array, " embed"]
-    w_q: Float[Array, "embed q_heads*head_dim"] | QuantisedMatrix
-    w_k: Float[Array, "embed kv_heads*head_dim"] | QuantisedMatrix
-    w_v: Float[Array, "embed kv_heads*head_dim"] | QuantisedMatrix
-    w_o: Float[Array, "q_heads*head_dim embed"] | QuantisedMatrix
+    w_q: Matrix  # [embed q_heads*head_dim]
+    w_k: Matrix  # [embed kv_heads*head_dim]
+    w_v: Matrix  # [embed kv_heads*head_dim]
+    w_o: Matrix  # [q_heads*head_dim embed]
     mlp_norm: Float[Array, " embed"]
-    w_gate: Float[Array, "embed mlp"] | QuantisedMatrix
-    w_up: Float[Array, "embed mlp"] | QuantisedMatrix
-    w_down: Float[Array, "mlp embed"] | QuantisedMatrix
+    w_gate: Matrix  # [embed mlp]
+    w_up: Matrix  # [embed mlp]
+    w_down: Matrix  # [mlp embed]
     b_q: Float[Array, " q_heads*head_dim"] | None = None
     b_k: Float[Array, " kv_heads*head_dim"] | None = None
     b_v: Float[Array, " kv_heads*head_dim"] | None = None
@@ -45,17 +45,23 @@ class LayerParams:
 
 @pytree
 class ModelParams:
-    """The weights of a model; `unembed` is None when the output head is the embedding."""
+    """The weights of a model; `unembed` is None when the output head is the embedding.
 
-    embed: Float[Array, "vocab embed"]
+    A packed embedding is the head's matrix [embed vocab].
+    """
+
+    embed: Float[Array, "vocab embed"] | PackedMatrix
     layers: tuple[LayerParams, ...]
     final_norm: Float[Array, " embed"]
-    unembed: Float[Array, "embed vocab"] | None = None
+    unembed: Float[Array, "embed vocab"] | PackedMatrix | None = None
 
 
 def abstract_params(config: ModelConfig) -> ModelParams:
-    """Return the parameters of `config` with a jax.ShapeDtypeStruct for every array."""
-    leaf = lambda *shape: jax.ShapeDtypeStruct(shape, config.dtype)  # noqa: E731
+    """Return the parameters of `config` with a jax.ShapeDtypeStruct for every array.
+
+    They are those before matrices are packed; vectors are of the activations' dtype.
+    """
+    leaf = lambda *shape: _struct(shape, config)  # noqa: E731
     vocab, embed = config.vocab_size, config.embed_dim
     return ModelParams(
         embed=leaf(vocab, embed),  # pyright: ignore[reportArgumentType]
@@ -87,5 +93,10 @@ def _abstract_layer(config: ModelConfig) -> LayerParams:
         shapes |= {"q_norm": (head_dim,), "k_norm": (head_dim,)}
     if config.mlp_bias:
         shapes |= {"b_gate": (mlp,), "b_up": (mlp,), "b_down": (embed,)}
-    leaves = {name: jax.ShapeDtypeStruct(shape, config.dtype) for name, shape in shapes.items()}
+    leaves = {name: _struct(shape, config) for name, shape in shapes.items()}
     return LayerParams(**leaves)  # pyright: ignore[reportArgumentType]
+
+
+def _struct(shape: tuple[int, ...], config: ModelConfig) -> jax.ShapeDtypeStruct:
+    dtype = config.dtype if len(shape) == 2 else config.activation_dtype
+    return jax.ShapeDtypeStruct(shape, dtype)

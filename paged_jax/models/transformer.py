@@ -15,7 +15,8 @@ from paged_jax.device.attention import paged_attention
 from paged_jax.device.kv_pool import KVPool, LayerKV
 from paged_jax.device.kv_write import write_layer
 from paged_jax.device.step_batch import StepBatch
-from paged_jax.models.layers import gated_mlp, linear, matmul_precision, rms_norm
+from paged_jax.models.layers import gated_mlp, linear, linears, matmul_precision, rms_norm
+from paged_jax.models.packed import PackedMatrix, look_up
 from paged_jax.models.params import LayerParams, ModelParams
 from paged_jax.models.rope import Angles, rope_angles, rotate
 from paged_jax.pytree import pytree
@@ -38,7 +39,7 @@ def forward(
         the hidden state of each token after the final norm (of padding: finite, without meaning),
         and the new pool.
     """
-    x = params.embed[batch.tokens]
+    x = look_up(params.embed, jnp.asarray(batch.tokens), config.activation_dtype)
     prompt_lens = jnp.asarray(batch.prompt_lens)[batch.seq_of_token]
     angles = rope_angles(jnp.asarray(batch.positions), prompt_lens, config)
     context = StepContext(batch=batch, angles=angles)
@@ -72,6 +73,8 @@ def layer(
 def logits(params: ModelParams, hidden: Float[Array, "rows embed"]) -> Float[Array, "rows vocab"]:
     """Project to the vocabulary in float32."""
     weight, axis = (params.embed, 1) if params.unembed is None else (params.unembed, 0)
+    if isinstance(weight, PackedMatrix):
+        return linear(hidden, weight)
     if platform.target() == "cpu":  # there a product cannot be wider than its factors
         hidden, weight = hidden.astype(jnp.float32), weight.astype(jnp.float32)
     return jax.lax.dot_general(
@@ -93,9 +96,8 @@ def _heads(
 ]:
     """Project to queries, keys and values; norm (where the family does) and rotate q and k."""
     split = lambda x: x.reshape(x.shape[0], -1, config.head_dim)  # noqa: E731
-    q = split(linear(h, layer.w_q, layer.b_q))
-    k = split(linear(h, layer.w_k, layer.b_k))
-    v = split(linear(h, layer.w_v, layer.b_v))
+    matrices, biases = (layer.w_q, layer.w_k, layer.w_v), (layer.b_q, layer.b_k, layer.b_v)
+    q, k, v = map(split, linears(h, matrices, biases))
     if layer.q_norm is not None and layer.k_norm is not None:
         q, k = (
             rms_norm(q, layer.q_norm, config.norm_eps),

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from paged_jax.config import ModelConfig, Quantisation
+from paged_jax.models.packed import place
 from paged_jax.models.params import ModelParams, abstract_params
 from paged_jax.models.quantised import QuantisedMatrix
 from paged_jax.weights.int8 import quantise
@@ -21,8 +22,8 @@ def dummy_params(config: ModelConfig, seed: int) -> ModelParams:
     """
     rng = np.random.default_rng(seed)
     leaves, tree = jax.tree_util.tree_flatten_with_path(abstract_params(config))
-    values = [_leaf(rng, path[-1].name, leaf, config.quantisation) for path, leaf in leaves]
-    return jax.tree.unflatten(tree, values)
+    make = lambda name, leaf: place(name, _leaf(rng, name, leaf, config.quantisation), config)  # noqa: E731
+    return jax.tree.unflatten(tree, [make(path[-1].name, leaf) for path, leaf in leaves])
 
 
 def _leaf(
@@ -30,12 +31,12 @@ def _leaf(
     name: str,
     leaf: jax.ShapeDtypeStruct,
     scheme: Quantisation | None,
-) -> jax.Array | QuantisedMatrix:
+) -> np.ndarray | QuantisedMatrix:
     if name.endswith("norm"):
-        return jnp.ones(leaf.shape, leaf.dtype)
+        return np.ones(leaf.shape, leaf.dtype)
     std = leaf.shape[0] ** -0.5 if name.startswith("w_") or name == "unembed" else EMBED_STD
     values = rng.standard_normal(leaf.shape, dtype=np.float32) * np.float32(std)
     if scheme is not None and name.startswith("w_"):
         size = group_len(leaf.shape[0], scheme.group_size, bits=scheme.bits, what=name)
         return quantise(values, bits=scheme.bits, group_size=size)
-    return jax.device_put(values.astype(jnp.dtype(leaf.dtype)))
+    return values.astype(jnp.dtype(leaf.dtype))

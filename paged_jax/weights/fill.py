@@ -9,9 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import jax
+import numpy as np
 from tqdm import tqdm
 
 from paged_jax.config import ModelConfig, ModelError
+from paged_jax.models.packed import PackedMatrix, place
 from paged_jax.models.params import ModelParams, abstract_params
 from paged_jax.models.quantised import QuantisedMatrix
 from paged_jax.weights.checkpoint import Checkpoint, read_floats
@@ -37,7 +39,7 @@ def fill_params(
     parts = [matrices.parts(item.name) if item.is_packable else [item.name] for item in wanted]
     _check_names(checkpoint, [name for listed in parts for name in listed])
     with ThreadPoolExecutor(READERS, "weights") as readers:
-        arrays = readers.map(lambda item: item.read(checkpoint, matrices), wanted)
+        arrays = readers.map(lambda item: _placed(item, checkpoint, matrices, config), wanted)
         shown = None if progress else True
         bar = tqdm(arrays, "Loading weights", len(wanted), disable=shown)
         return jax.tree.unflatten(tree, list(bar))
@@ -47,6 +49,7 @@ def fill_params(
 class _Parameter:
     """One leaf of ModelParams, and what the checkpoint calls it."""
 
+    field: str
     name: str
     leaf: jax.ShapeDtypeStruct
     is_packable: bool
@@ -56,15 +59,22 @@ class _Parameter:
     def at(cls, path: tuple, leaf: jax.ShapeDtypeStruct, checkpoint: Checkpoint) -> "_Parameter":
         field, layer = path[-1].name, path[1].idx if len(path) > 1 else None
         name = checkpoint.name_of(field, layer)
-        return cls(name, leaf, field.startswith("w_"), field == "unembed")
+        return cls(field, name, leaf, field.startswith("w_"), field == "unembed")
 
-    def read(self, checkpoint: Checkpoint, matrices: MatrixReader) -> jax.Array | QuantisedMatrix:
+    def read(self, checkpoint: Checkpoint, matrices: MatrixReader) -> np.ndarray | QuantisedMatrix:
         shape = self.leaf.shape
         if self.is_packable:
             return matrices.read(self.name, (shape[0], shape[1]))
         stored = shape[::-1] if self.is_head else shape
         array = read_floats(checkpoint, self.name, stored, self.leaf.dtype.name)
-        return jax.device_put(array.T if self.is_head else array)
+        return array.T if self.is_head else array
+
+
+def _placed(
+    item: _Parameter, checkpoint: Checkpoint, matrices: MatrixReader, config: ModelConfig
+) -> jax.Array | QuantisedMatrix | PackedMatrix:
+    """Read one leaf, packed where the kernels want it so, onto the device."""
+    return place(item.field, item.read(checkpoint, matrices), config)
 
 
 def _check_names(checkpoint: Checkpoint, wanted: list[str]) -> None:

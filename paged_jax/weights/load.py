@@ -7,6 +7,8 @@ from pathlib import Path
 import jax
 
 from paged_jax.config import ModelConfig, ModelError, OptionError, Quantisation
+from paged_jax.device.cpu import kernels
+from paged_jax.device.cpu.matmul import DTYPES
 from paged_jax.host.invalid_request import InvalidRequest
 from paged_jax.host.sampling_params import SamplingParams
 from paged_jax.models.families import Description, config_from_hf
@@ -62,13 +64,19 @@ def read_config(
     """Read a model's shape, before and without its weights.
 
     Args:
-        dtype: "auto" is float32 on a CPU and the checkpoint's own elsewhere (bfloat16 for GGUF).
+        dtype: "auto" is bfloat16 on a CPU with kernels, float32 on one without, and elsewhere the
+            checkpoint's own (bfloat16 for GGUF).
         quantization: "awq" or "gptq" is what the checkpoint must be; "int8" quantises floats.
     Raises:
         ModelError: the description is missing, malformed, or of a model that is not supported.
         OptionError: `quantization` contradicts the checkpoint.
     """
-    wanted = _resolve_dtype(dtype)
+    config = _read_config(source, _resolve_dtype(dtype), quantization)
+    is_packed = config.dtype in DTYPES and kernels.are_usable()
+    return replace(config, is_packed=is_packed)
+
+
+def _read_config(source: ModelSource, wanted: str, quantization: str | None) -> ModelConfig:
     if source.kind == "gguf":
         config = gguf_config(source.path, read_gguf(source.path), dtype=wanted)
         return replace(config, quantisation=_quantisation(source, quantization, None))
@@ -155,7 +163,8 @@ def _quantisation(
 def _resolve_dtype(dtype: str) -> str:
     """The dtype to run in; "" stands for the checkpoint's own."""
     if dtype == "auto":
-        return "float32" if jax.default_backend() == "cpu" else ""
+        on_cpu = "bfloat16" if kernels.are_usable() else "float32"
+        return on_cpu if jax.default_backend() == "cpu" else ""
     return SHORT_DTYPES.get(dtype, dtype)
 
 

@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-import jax
+import numpy as np
 
 from paged_jax.config import Quantisation
 from paged_jax.models.quantised import QuantisedMatrix
@@ -14,13 +14,13 @@ from paged_jax.weights.safetensors_reader import SafetensorsFolder
 
 
 class MatrixReader(Protocol):
-    """Reads matrices, named as if they were floats, onto the device."""
+    """Reads matrices, named as if they were floats, as [in, out]."""
 
     def parts(self, name: str) -> list[str]:
         """Return the tensors a matrix is made of."""
         ...
 
-    def read(self, name: str, shape: tuple[int, int]) -> jax.Array | QuantisedMatrix:
+    def read(self, name: str, shape: tuple[int, int]) -> np.ndarray | QuantisedMatrix:
         """Return a matrix of `shape` [in, out]; raises ModelError naming the tensor at fault."""
         ...
 
@@ -35,9 +35,9 @@ class PlainMatrices:
         """Return the one tensor."""
         return [name]
 
-    def read(self, name: str, shape: tuple[int, int]) -> jax.Array:
+    def read(self, name: str, shape: tuple[int, int]) -> np.ndarray:
         """Return the matrix, turned to [in, out]."""
-        return jax.device_put(read_floats(self._checkpoint, name, shape[::-1], self._dtype).T)
+        return read_floats(self._checkpoint, name, shape[::-1], self._dtype).T
 
 
 class Int8Matrices:
@@ -71,7 +71,7 @@ class PackedMatrices:
         has_order = self._scheme.needs_order or stem + "g_idx" in self._folder.names
         return [*parts, stem + "g_idx"] if has_order else parts
 
-    def read(self, name: str, shape: tuple[int, int]) -> jax.Array | QuantisedMatrix:
+    def read(self, name: str, shape: tuple[int, int]) -> np.ndarray | QuantisedMatrix:
         """Return the matrix in the engine's layout."""
         if name in self._folder.names:
             return self._plain.read(name, shape)

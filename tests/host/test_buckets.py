@@ -9,6 +9,10 @@ def test_token_buckets_are_two_then_powers_of_two_from_eight():
     assert token_buckets(512) == (2, 8, 16, 32, 64, 128, 256, 512)
 
 
+def test_a_single_token_has_a_bucket_of_its_own_where_rows_need_no_padding():
+    assert token_buckets(64, smallest=1) == (1, 8, 16, 32, 64)
+
+
 def test_row_buckets_are_powers_of_four():
     assert row_buckets(64) == (4, 16, 64)
 

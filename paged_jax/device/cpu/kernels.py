@@ -21,6 +21,7 @@ TARGETS = {  # operation: the symbol of its handler in csrc/
     "argmax": "Argmax",
     "matmul": "Matmul",
     "paged_attention": "PagedAttention",
+    "read_columns": "ReadColumns",
     "write_kv": "WriteKv",
 }
 
@@ -50,11 +51,11 @@ def library() -> ctypes.CDLL | None:
     return kernels
 
 
-def panel_width() -> int:
-    """Return how many outputs the panels of a packed matrix hold on this machine."""
+def loaded() -> ctypes.CDLL:
+    """Return the kernels, which are known to be there."""
     kernels = library()
-    assert kernels is not None, "only a machine with kernels packs matrices"
-    return kernels.panel_width()
+    assert kernels is not None, "matrices are packed only where there are kernels"
+    return kernels
 
 
 def call(

@@ -1,12 +1,13 @@
 """Products with matrices packed for the kernels; `csrc/matmul.h` has the layout."""
 
+import ctypes
 from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
-from jaxtyping import Array, Float32, Shaped
+from jaxtyping import Array, Float32, Int, Shaped
 
 from paged_jax.device.cpu import kernels
 from paged_jax.pytree import pytree
@@ -33,16 +34,19 @@ def pack(
     weight: Shaped[np.ndarray, "inner outer"], scales: np.ndarray | None = None
 ) -> PackedMatrix:
     """Return a float32, bfloat16 or int8 matrix in the kernels' layout; `scales` go with int8."""
-    inner, outer = weight.shape
+    assert weight.dtype.name in DTYPES, f"{weight.dtype} has no packed layout"
+    (inner, outer), library = weight.shape, kernels.loaded()
+    width = library.panel_width()
+    num_panels = -(-outer // width)
     is_paired = weight.dtype == jnp.bfloat16
-    width = kernels.panel_width()
-    padded = np.pad(weight, ((0, inner % 2 if is_paired else 0), (0, -outer % width)))
-    if is_paired:
-        panels = padded.reshape(-1, 2, padded.shape[1] // width, width).transpose(2, 0, 3, 1)
-    else:
-        panels = padded.reshape(inner, -1, width).swapaxes(0, 1)
+    shape = (num_panels, -(-inner // 2), width, 2) if is_paired else (num_panels, inner, width)
+    panels = np.empty(shape, weight.dtype)
+    strides = [stride // weight.itemsize for stride in weight.strides]
+    sizes = map(ctypes.c_int64, (weight.itemsize, inner, outer, *strides))
+    address = ctypes.c_void_p
+    library.pack_panels(address(weight.ctypes.data), *sizes, address(panels.ctypes.data))
     return PackedMatrix(
-        panels=jax.device_put(np.ascontiguousarray(panels)),
+        panels=jax.device_put(panels),
         scales=None if scales is None else jax.device_put(scales),
         inner=inner,
         outer=outer,
@@ -61,6 +65,14 @@ def multiply_gated(
 ) -> Float32[Array, "rows outer"]:
     """Return silu(x @ gate) * (x @ up)."""
     return _call(x, (gate, up), [gate.outer], is_gated=True)[0]
+
+
+def read_columns(
+    matrix: PackedMatrix, columns: Int[Array, " tokens"]
+) -> Float32[Array, "tokens inner"]:
+    """Return columns of a matrix of floats: the embedding of tokens, where it is also the head."""
+    result = jax.ShapeDtypeStruct((columns.shape[0], matrix.inner), jnp.float32)
+    return kernels.call("read_columns", [result], [columns, matrix.panels])[0]
 
 
 def _call(

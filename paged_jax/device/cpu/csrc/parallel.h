@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <thread>
 
 namespace paged_jax {
 
@@ -16,6 +17,8 @@ inline void pause() {
   asm volatile("yield");
 #endif
 }
+
+constexpr int kSpins = 2000;  // then a helper that has a task may need this core to end it
 
 struct Job {
   std::atomic<int64_t> next{0}, done{0};
@@ -47,7 +50,8 @@ void parallel_for(Pool& pool, int64_t num_tasks, const Body& body) {
   job->body = &body;
   for (int64_t i = 0; i < helpers; ++i) pool.Schedule([job] { job->work(); });
   job->work();
-  while (job->done.load(std::memory_order_acquire) < num_tasks) pause();
+  for (int spins = 0; job->done.load(std::memory_order_acquire) < num_tasks; ++spins)
+    spins < kSpins ? pause() : std::this_thread::yield();
 }
 
 }  // namespace paged_jax

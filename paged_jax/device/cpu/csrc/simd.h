@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <cstring>
 
-#if defined(__AVX512BF16__)
+#if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
@@ -24,6 +24,7 @@ typedef float Vec __attribute__((vector_size(kLanes * 4)));
 typedef uint32_t Bits __attribute__((vector_size(kLanes * 4)));
 typedef uint16_t Halves __attribute__((vector_size(kLanes * 2)));
 typedef int8_t Bytes __attribute__((vector_size(kLanes)));
+typedef int32_t Ints __attribute__((vector_size(kLanes * 4)));
 
 template <class T>
 inline T load_as(const void* from) {
@@ -37,7 +38,14 @@ inline Vec load(const uint16_t* from) {  // bfloat16
   return (Vec)(__builtin_convertvector(load_as<Halves>(from), Bits) << 16);
 }
 inline Vec load(const int8_t* from) {
-  return __builtin_convertvector(load_as<Bytes>(from), Vec);
+#if defined(__AVX512F__)  // GCC takes the bytes one by one otherwise
+  Ints wide = (Ints)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)from));
+#elif defined(__AVX2__)
+  Ints wide = (Ints)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)from));
+#else
+  Ints wide = __builtin_convertvector(load_as<Bytes>(from), Ints);
+#endif
+  return __builtin_convertvector(wide, Vec);
 }
 
 inline void store(float* to, Vec value) { std::memcpy(to, &value, sizeof value); }

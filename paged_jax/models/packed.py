@@ -1,0 +1,78 @@
+"""Matrices in the CPU kernels' layout, which may stand where a float matrix stands.
+
+The packed array is the parameter. Where the head is the embedding, one array serves both.
+"""
+
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from paged_jax.config import ModelConfig
+from paged_jax.device.cpu.matmul import PackedMatrix, multiply, multiply_gated, pack, read_columns
+from paged_jax.models.quantised import QuantisedMatrix
+
+Matrix = Float[Array, "_ _"] | QuantisedMatrix | PackedMatrix
+
+__all__ = ["Matrix", "PackedMatrix", "gated_product", "look_up", "place", "products"]
+
+
+def place(
+    field: str, value: np.ndarray | QuantisedMatrix, config: ModelConfig
+) -> jax.Array | QuantisedMatrix | PackedMatrix:
+    """Put a field of ModelParams or LayerParams on the device, packed if `config` says so.
+
+    Args:
+        value: matrices are [in, out].
+    """
+    return jax.tree.map(
+        jax.device_put, _packed(field, value, config) if config.is_packed else value
+    )
+
+
+def _packed(
+    field: str, value: np.ndarray | QuantisedMatrix, config: ModelConfig
+) -> np.ndarray | QuantisedMatrix | PackedMatrix:
+    """The field as the kernels want it; vectors and an embedding that is not the head stay."""
+    if isinstance(value, QuantisedMatrix):
+        return _packed_integers(value)
+    if field == "embed":
+        return pack(value.T) if config.tie_embeddings else value
+    return pack(value) if field == "unembed" or field.startswith("w_") else value
+
+
+def look_up(
+    embed: Float[Array, "vocab embed"] | PackedMatrix, tokens: Int[Array, " tokens"], dtype: str
+) -> Float[Array, "tokens embed"]:
+    """Return the embedding of each token."""
+    rows = read_columns(embed, tokens) if isinstance(embed, PackedMatrix) else embed[tokens]
+    return rows.astype(dtype)
+
+
+def products(
+    x: Float[Array, "rows inner"], matrices: Sequence[Matrix]
+) -> list[Float[Array, "rows _"]] | None:
+    """Multiply the same rows with packed matrices of one dtype, in one call; None: they are not."""
+    listed = [matrix for matrix in matrices if isinstance(matrix, PackedMatrix)]
+    if len(listed) < len(matrices) or len({matrix.panels.dtype for matrix in listed}) > 1:
+        return None
+    return multiply(x, listed)
+
+
+def gated_product(
+    x: Float[Array, "rows inner"], gate: Matrix, up: Matrix
+) -> Float[Array, "rows _"] | None:
+    """Return silu(x @ gate) * (x @ up) from one call; None unless both are packed in one dtype."""
+    if not isinstance(gate, PackedMatrix) or not isinstance(up, PackedMatrix):
+        return None
+    return multiply_gated(x, gate, up) if gate.panels.dtype == up.panels.dtype else None
+
+
+def _packed_integers(matrix: QuantisedMatrix) -> QuantisedMatrix | PackedMatrix:
+    """The kernels take 8 bits with one scale for each output; the rest is dequantised by XLA."""
+    is_plain = matrix.bits == 8 and matrix.zeros is None and matrix.order is None
+    if not is_plain or matrix.scales.shape[0] > 1:
+        return matrix
+    scales = np.asarray(matrix.scales[0], np.float32)
+    return pack(np.asarray(matrix.values), scales)
