@@ -116,27 +116,28 @@ async def _reset_prefix_cache(state: ServerState, _request: Request) -> Response
     return JSONResponse({"success": await state.engine.reset_prefix_cache()})
 
 
-async def read_fields(
-    state: ServerState, request: Request, body: Callable[[Limits], Json]
-) -> Fields:
-    """Return the request's body, checked against its description."""
-    read = await read_json(request)
-    state.check_model(read)
-    return await asyncio.to_thread(Fields, body(state.limits), read)
+async def _read(state: ServerState, request: Request) -> Json:
+    body = await read_json(request)
+    state.check_model(body)
+    return body
 
 
 def _json(body: Callable[[Limits], Json], answer: Callable[[ServerState, Fields], Json]) -> Handler:
     """Return a handler that answers in a thread, for texts may be long."""
 
     async def handle(state: ServerState, request: Request) -> Response:
-        fields = await read_fields(state, request, body)
-        return JSONResponse(await asyncio.to_thread(answer, state, fields))
+        read = await _read(state, request)
+
+        def work() -> Json:
+            return answer(state, Fields(body(state.limits), read))
+
+        return JSONResponse(await asyncio.to_thread(work))
 
     return handle
 
 
 async def _abort(state: ServerState, request: Request) -> Response:
-    fields = await read_fields(state, request, abort_body)
+    fields = Fields(abort_body(state.limits), await _read(state, request))
     request_id: str | None = fields.get("request_id")
     if fields.get("abort_all") == (request_id is not None):
         raise InvalidRequest("either request_id or abort_all is needed", "request_id")
@@ -150,9 +151,13 @@ def _generation(
 
     async def handle(state: ServerState, request: Request) -> Response:
         state.check_ready()
-        fields = await read_fields(state, request, body)
+        read = await _read(state, request)
         header_id = request.headers.get("x-request-id")
-        call = await asyncio.to_thread(parse, state, fields, header_id)
+
+        def work() -> Call:
+            return parse(state, Fields(body(state.limits), read), header_id)
+
+        call = await asyncio.to_thread(work)
         state.check_ready()
         spelled = spelling(call)
         if call.answer.stream:

@@ -1,5 +1,7 @@
 """The fields of /v1/responses; those it shares with a chat request are the same."""
 
+from functools import cache
+
 from server.schema import array, either, integer, obj, one_of, string, unoffered
 from server.tables import (
     ANSWER,
@@ -68,6 +70,7 @@ _WITHOUT_EFFECT: Json = {
 }
 
 
+@cache
 def response_body(limits: Limits) -> Json:
     """Describe the body of /v1/responses."""
     known = ANSWER | CONVERSATION | CHOICE

@@ -198,7 +198,3 @@ class Fields:
     def has(self, name: str) -> bool:
         """Whether the field is given and not null."""
         return self._body.get(name) is not None
-
-    def knows(self, name: str) -> bool:
-        """Whether this endpoint has such a field."""
-        return name in self._known

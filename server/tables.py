@@ -1,6 +1,7 @@
 """Every field of every body, once: what the parser enforces and /openapi.json publishes."""
 
 from dataclasses import dataclass
+from functools import cache
 
 from paged_jax.host.sampling_params import (
     MAX_BIAS_IDS,
@@ -183,6 +184,7 @@ CHOICE: Json = {
 }
 
 
+@cache
 def completion_body(limits: Limits) -> Json:
     """Describe the body of /v1/completions."""
     ids = array(_TOKEN, "Token ids.", low=1, high=MAX_IDS)
@@ -205,6 +207,7 @@ def completion_body(limits: Limits) -> Json:
     return obj(fields, "A completion request.", required=("prompt",))
 
 
+@cache
 def chat_body(limits: Limits) -> Json:
     """Describe the body of /v1/chat/completions."""
     own = {
@@ -229,6 +232,7 @@ def _common(limits: Limits) -> Json:
     }
 
 
+@cache
 def tokenize_body(_limits: Limits) -> Json:
     """Describe the body of /tokenize."""
     own = {
@@ -240,12 +244,14 @@ def tokenize_body(_limits: Limits) -> Json:
     return obj(_CHAT_UNOFFERED | CONVERSATION | own, "A prompt, or messages.")
 
 
+@cache
 def detokenize_body(_limits: Limits) -> Json:
     """Describe the body of /detokenize."""
     fields = {"model": _MODEL, "tokens": array(_TOKEN, "Token ids.", high=MAX_IDS)}
     return obj(fields, "Ids to be turned into text.", required=("tokens",))
 
 
+@cache
 def abort_body(_limits: Limits) -> Json:
     """Describe the body of /abort_request."""
     fields = {
