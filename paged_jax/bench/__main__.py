@@ -9,10 +9,16 @@ from paged_jax.host.invalid_request import InvalidRequest
 
 # Command -> what it does. The module of that name has a `main(arguments)`.
 COMMANDS = {
+    "compare": "the named workloads on paged_jax and its peers, side by side",
     "gpu": "check and time the kernels on this GPU, in 8 minutes",
     "host": "the host's share of a step, against the number of sequences",
+    "kernels": "how fast the parts of a step are on this device, every back end",
     "latency": "how long one batch takes, again and again",
+    "results_table": "the table of what compare measured, in Markdown",
+    "scaling": "tokens/s against concurrent requests, step time against context; a picture",
     "serve": "load on a running server: streaming clients, latencies, goodput",
+    "startup": "cold and warm start of the server, by phase",
+    "step": "the time of a step against batch and context, as JSON lines",
     "throughput": "how fast a list of requests is done offline, here or on a peer",
 }
 

@@ -79,7 +79,7 @@ def _matmul(sizes: Sizes) -> Measurement:
 
 def _attention(attention: Attention, queries: Queries, sizes: Sizes) -> Measurement:
     q_heads, kv_heads, head_dim = sizes.heads
-    tables, starts, kv_lens = _sequences(queries)
+    tables, starts, kv_lens = sequences(queries)
     shape = (1 + tables.size, BLOCK_SIZE, kv_heads, head_dim)
     pool_bytes = int(np.prod(shape, dtype=np.int64)) * ITEM_BYTES
     make = lambda seed: random_pool(seed, shape, DTYPE)  # noqa: E731
@@ -99,7 +99,7 @@ def _attention(attention: Attention, queries: Queries, sizes: Sizes) -> Measurem
     return Measurement(timing, num_bytes, num_flops, compile_s)
 
 
-def _sequences(queries: Queries) -> tuple[jax.Array, jax.Array, jax.Array]:
+def sequences(queries: Queries) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Block tables, query starts and lengths; the blocks lie in random order."""
     max_blocks = queries.context // BLOCK_SIZE
     order = np.random.default_rng(0).permutation(queries.num_seqs * max_blocks) + 1
