@@ -5,12 +5,15 @@ from hypothesis import strategies as st
 from paged_jax.host.buckets import pick, row_buckets, token_buckets
 
 
-def test_token_buckets_are_two_then_powers_of_two_from_eight():
-    assert token_buckets(512) == (2, 8, 16, 32, 64, 128, 256, 512)
+def test_token_buckets_are_two_then_powers_of_two_from_eight_and_halves_from_32_to_512():
+    assert token_buckets(2048) == (
+        *(2, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512),
+        *(1024, 2048),
+    )
 
 
 def test_a_single_token_has_a_bucket_of_its_own_where_rows_need_no_padding():
-    assert token_buckets(64, smallest=1) == (1, 8, 16, 32, 64)
+    assert token_buckets(64, smallest=1) == (1, 8, 16, 32, 48, 64)
 
 
 def test_row_buckets_are_powers_of_four():
@@ -19,7 +22,7 @@ def test_row_buckets_are_powers_of_four():
 
 @pytest.mark.parametrize(
     ("limit", "expected"),
-    [(1, (1,)), (2, (2,)), (8, (2, 8)), (9, (2, 8, 9)), (100, (2, 8, 16, 32, 64, 100))],
+    [(1, (1,)), (2, (2,)), (8, (2, 8)), (9, (2, 8, 9)), (100, (2, 8, 16, 32, 48, 64, 96, 100))],
 )
 def test_token_buckets_end_exactly_in_their_limit(limit, expected):
     assert token_buckets(limit) == expected
