@@ -9,14 +9,17 @@ from paged_jax.config import (
     CacheConfig,
     EngineArgs,
     EngineConfig,
+    MeshShape,
     ModelConfig,
     OptionError,
     SchedulerConfig,
     cache_folder,
 )
 from paged_jax.device.kv_pool import block_bytes, pool_struct
+from paged_jax.device.sharding import device_bytes_of, make_mesh
 from paged_jax.engine import Engine
 from paged_jax.memory import MemoryLedger, check_model_len, device_bytes, plan_memory
+from paged_jax.models.layout import divided
 from paged_jax.models.params import ModelParams
 from paged_jax.phases import PhaseClock
 from paged_jax.programs import Programs, use_compilation_cache
@@ -44,19 +47,21 @@ def build_engine(args: EngineArgs, *, clock: PhaseClock | None = None) -> Engine
     use_compilation_cache(cache_folder() / "xla")
     clock.end("import")
     source = resolve_model(args.model)
-    model = read_config(source, dtype=args.dtype, quantization=args.quantization)
+    shape = mesh_shape(args)
+    model = read_config(
+        source,
+        dtype=args.dtype,
+        quantization=args.quantization,
+        is_divided=shape.num_devices > 1,
+    )
     limits = scheduler_config(args, model)
     tokenizer = load_tokenizer(source, may_lack=args.load_format == "dummy")
     model = replace(model, vocab_limit=min(model.vocab_size, tokenizer.size))
+    on_devices = divided(model, shape.tensor)
     clock.end("read config")
-    params = load_params(source, model, load_format=args.load_format, seed=args.seed)
-    jax.block_until_ready(params)
+    params = _load(args, source, model, shape)
     clock.end("load weights")
-    logger.info(
-        "Loaded %s (%s, %s) on %s",
-        source.name, model.family, model.dtype, jax.local_devices()[0].device_kind,
-    )  # fmt: skip
-    config = engine_config(args, model, limits, source)
+    config = engine_config(args, on_devices, limits, source)
     ledger = size_pool(args, config, params)
     config = replace(config, cache=replace(config.cache, num_blocks=ledger.num_blocks))
     engine = Engine(config, params, tokenizer, default_sampling=default_sampling(source))
@@ -83,7 +88,36 @@ def engine_config(
         max_logprobs=min(args.max_logprobs, model.vocab_size),
         enforce_eager=args.enforce_eager,
         async_scheduling=args.async_scheduling,
+        mesh=mesh_shape(args),
     )
+
+
+def _load(
+    args: EngineArgs, source: ModelSource, model: ModelConfig, shape: MeshShape
+) -> ModelParams:
+    mesh = make_mesh(shape)
+    params = load_params(source, model, load_format=args.load_format, seed=args.seed, mesh=mesh)
+    jax.block_until_ready(params)
+    logger.info(
+        "Loaded %s (%s, %s) on %d x %s",
+        source.name, model.family, model.dtype, shape.num_devices,
+        jax.local_devices()[0].device_kind,
+    )  # fmt: skip
+    return params
+
+
+def mesh_shape(args: EngineArgs) -> MeshShape:
+    """Return the devices asked for.
+
+    Raises:
+        OptionError: an option works on one device only.
+    """
+    if args.enforce_eager and args.tensor_parallel_size > 1:
+        raise OptionError(
+            "--enforce-eager runs on one device: leave out "
+            f"--tensor-parallel-size {args.tensor_parallel_size}"
+        )
+    return MeshShape(tensor=args.tensor_parallel_size)
 
 
 def load_tokenizer(source: ModelSource, *, may_lack: bool) -> Tokenizer:
@@ -121,7 +155,7 @@ def scheduler_config(args: EngineArgs, model: ModelConfig) -> SchedulerConfig:
 
 
 def size_pool(args: EngineArgs, config: EngineConfig, params: ModelParams) -> MemoryLedger:
-    """Decide the number of KV blocks from measured sizes.
+    """Decide the number of KV blocks from measured sizes, those of one device.
 
     Where the device has a limit, the largest program is compiled first, for a pool of two blocks:
     the temporary memory of a step does not depend on the size of the pool.
@@ -131,13 +165,14 @@ def size_pool(args: EngineArgs, config: EngineConfig, params: ModelParams) -> Me
     """
     programs_bytes = 0
     if device_bytes() is not None and not config.enforce_eager:
-        pool = pool_struct(config.model, config.cache)
-        programs_bytes = Programs(config).measure(params, pool)
+        programs = Programs(config)
+        pool = pool_struct(config.model, config.cache, programs.mesh)
+        programs_bytes = programs.measure(params, pool)
     ledger = plan_memory(
         args,
-        weights_bytes=sum(leaf.nbytes for leaf in jax.tree.leaves(params)),
+        weights_bytes=device_bytes_of(params),
         programs_bytes=programs_bytes,
-        block_bytes=block_bytes(config.model, config.cache),
+        block_bytes=block_bytes(config.model, config.cache) // config.mesh.tensor,
     )
     check_model_len(args, ledger, config.scheduler.max_model_len)
     return ledger

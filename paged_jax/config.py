@@ -166,8 +166,32 @@ class SchedulerConfig:
 
 
 @dataclass(frozen=True)
+class MeshShape:
+    """How many devices an engine runs on, by what they divide among them.
+
+    Attributes:
+        data: replicas of the engine.
+        stage: runs of layers.
+        tensor: heads, MLP and vocabulary of every layer.
+    """
+
+    data: int = 1
+    stage: int = 1
+    tensor: int = 1
+
+    @property
+    def num_devices(self) -> int:
+        """All of them."""
+        return self.data * self.stage * self.tensor
+
+
+@dataclass(frozen=True)
 class EngineConfig:
-    """Everything an engine needs to run, resolved."""
+    """Everything an engine needs to run, resolved.
+
+    Attributes:
+        model: as the devices of `mesh` hold it: at least one key/value head for each.
+    """
 
     model: ModelConfig
     cache: CacheConfig
@@ -177,6 +201,7 @@ class EngineConfig:
     max_logprobs: int = 20
     enforce_eager: bool = False
     async_scheduling: bool = True
+    mesh: MeshShape = MeshShape()
 
 
 class OptionError(ValueError):
@@ -239,12 +264,15 @@ class EngineArgs:
         None, "sequences that may run at once (default: 64, or the token budget)", low=1, high=4096
     )
     max_num_batched_tokens: int = option(512, "token budget of one step", low=1, high=131_072)
+    tensor_parallel_size: int = option(
+        1, "devices that divide every layer among them", low=1, high=1024
+    )
     gpu_memory_utilization: float = option(
         0.92, "share of a GPU's memory to use", low=0.01, high=1.0
     )
     kv_cache_memory: int | None = option(
         None,
-        "bytes for the KV pool (default: 1 GiB on a CPU, what is left on a GPU)",
+        "bytes for the KV pool on each device (default: 1 GiB on a CPU, what is left on a GPU)",
         low=1,
         high=1 << 50,
     )

@@ -55,9 +55,9 @@ class Engine:
         self.default_sampling = default_sampling or {}
         self.startup: Mapping[str, float] = {}
         self.params = params
-        self.pool = init_pool(config.model, config.cache)
-        self.scheduler = Scheduler(config.scheduler, config.cache)
         self.programs = Programs(config)
+        self.pool = init_pool(config.model, config.cache, self.programs.mesh)
+        self.scheduler = Scheduler(config.scheduler, config.cache)
         self.programs.warm_up(params, self.pool)
         self._compiles = CompileCounter()
         self._in_flight: LaunchedStep | None = None

@@ -28,7 +28,7 @@ IGNORED = {
     "--generation-config": "the model's own defaults are used",
     "--trust-remote-code": "code from a model folder is never run",
 }
-PARALLEL = ("--tensor-parallel-size", "--pipeline-parallel-size", "--data-parallel-size")
+PARALLEL = ("--pipeline-parallel-size", "--data-parallel-size")
 
 
 class _Parser(argparse.ArgumentParser):

@@ -27,6 +27,7 @@ from paged_jax.config import EngineConfig
 from paged_jax.device.kv_pool import KVPool, copy_blocks, pool_dtype
 from paged_jax.device.sampling import SampleOutput
 from paged_jax.device.sampling_rows import RowShape, SamplingRows, draws, pack_rows
+from paged_jax.device.sharding import POOL, REPLICATED, jit_on, make_mesh
 from paged_jax.device.step_batch import BatchShape, StepBatch, empty_batch
 from paged_jax.host.buckets import pick, row_buckets, token_buckets
 from paged_jax.host.request import Chunk
@@ -96,7 +97,8 @@ class Programs:
         model, scored = config.model, config.max_logprobs
         self._backbone = partial(backbone, config=model)
         self._draw = partial(draw, config=model, max_logprobs=scored)
-        self._score = partial(score, max_logprobs=scored)
+        self._score = partial(score, config=model, max_logprobs=scored)
+        self.mesh = make_mesh(config.mesh)
         self._compiled: dict[ProgramKey, Any] = {}
 
     def nothing_drawn(self) -> np.ndarray:
@@ -122,9 +124,9 @@ class Programs:
 
     def lower_backbone(self, params: ModelParams, pool: KVPool, tokens: int) -> Any:
         """Trace the backbone for a token bucket; `pool` may be abstract."""
-        jitted = jax.jit(self._backbone, donate_argnames=("pool",))
         batch = empty_batch(self.batch_shape(tokens))
-        return jitted.lower(params, pool, batch, self.nothing_drawn())
+        arguments = (params, pool, batch, self.nothing_drawn())
+        return self._lower(self._backbone, arguments, outs=(REPLICATED, POOL), donate=(1,))
 
     def warm_up(self, params: ModelParams, pool: KVPool) -> None:
         """Compile every program, largest first, with a progress bar."""
@@ -144,13 +146,23 @@ class Programs:
         for rows in reversed(self.row_buckets):
             for name, is_plain in (("draw plain", True), ("draw", False)):
                 neutral = replace(pack_rows([], self._row_shape(rows)), is_plain=is_plain)
-                yield (name, rows), partial(jax.jit(self._draw).lower, params, sampled, neutral)
+                yield (name, rows), partial(self._lower, self._draw, (params, sampled, neutral))
         hidden = jax.ShapeDtypeStruct((SCORES, embed), dtype)
         targets = np.zeros(SCORES, np.int32)
-        yield ("score", SCORES), partial(jax.jit(self._score).lower, params, hidden, targets)
+        yield ("score", SCORES), partial(self._lower, self._score, (params, hidden, targets))
         ids = np.zeros(COPIES, np.int32)
-        copy = jax.jit(copy_blocks, donate_argnames=("pool",))
-        yield ("copy", COPIES), partial(copy.lower, pool, ids, ids)
+        copy = partial(self._lower, copy_blocks, (pool, ids, ids), outs=POOL, donate=(0,))
+        yield ("copy", COPIES), copy
+
+    def _lower(
+        self,
+        function: Callable[..., Any],
+        arguments: tuple[Any, ...],
+        *,
+        outs: Any = REPLICATED,
+        donate: tuple[int, ...] = (),
+    ) -> Any:
+        return jit_on(self.mesh, function, arguments, outs=outs, donate=donate).lower(*arguments)
 
     def _call(self, name: str, size: int, eager: Callable[..., Any], *arguments: Any) -> Any:
         if self.config.enforce_eager:

@@ -13,7 +13,8 @@ from jaxtyping import Array, Float, Int
 
 from paged_jax.config import ModelConfig
 from paged_jax.device.kv_pool import KVPool
-from paged_jax.device.sampling import SampleOutput, SamplingRows, position_logprobs, sample
+from paged_jax.device.sampling import SampleOutput, SamplingRows
+from paged_jax.device.sharded_sampling import sample_divided, score_divided
 from paged_jax.device.step_batch import StepBatch
 from paged_jax.models.params import ModelParams
 from paged_jax.models.transformer import forward, logits
@@ -90,9 +91,10 @@ def draw(
     """
     num_rows = rows.positions.shape[0]
     with jax.named_scope("sample"):
-        out = sample(
+        out = sample_divided(
             logits(params, sampled[:num_rows]),
             rows,
+            vocab_size=config.vocab_size,
             max_logprobs=max_logprobs,
             vocab_limit=config.vocab_limit,
         )
@@ -103,6 +105,7 @@ def score(
     params: ModelParams,
     hidden: Float[Array, "rows embed"],
     targets: Int[Array, " rows"],
+    config: ModelConfig,
     *,
     max_logprobs: int,
 ) -> SampleOutput:
@@ -110,4 +113,6 @@ def score(
 
     Prompt log-probabilities come from here, a few rows at a time: never [tokens vocab].
     """
-    return position_logprobs(logits(params, hidden), targets, max_logprobs=max_logprobs)
+    return score_divided(
+        logits(params, hidden), targets, vocab_size=config.vocab_size, max_logprobs=max_logprobs
+    )

@@ -1,6 +1,10 @@
-"""Strict JAX in every test: no silent promotion of dtypes or ranks. One CPU device."""
+"""Strict JAX in every test: no silent promotion of dtypes or ranks.
+
+One CPU device, but for tests/mesh.
+"""
 
 import importlib.util
+import os
 from pathlib import Path
 
 import jax
@@ -9,9 +13,11 @@ import pytest
 
 from paged_jax.device.cpu import kernels
 
+DEVICES_VARIABLE = "PAGED_JAX_TEST_DEVICES"  # tests/mesh starts a pytest of its own with 8
+
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
-jax.config.update("jax_num_cpu_devices", 1)
+jax.config.update("jax_num_cpu_devices", int(os.environ.get(DEVICES_VARIABLE, "1")))
 # The engines of the tests share compiled programs, also from one run to the next.
 jax.config.update("jax_compilation_cache_dir", str(Path(__file__).parents[1] / ".cache" / "xla"))
 

@@ -21,6 +21,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from paged_jax.bench.gpu_target import H200, make_mesh
 from paged_jax.bench.machine_code import KernelReport, Launch, read_kernels
+from paged_jax.device.sharding import jit_on
 
 ITEM_BITS = re.compile(r"(?:pred|[a-z]+(\d+))")
 COPY = re.compile(r"= (\w+)\[([\d,]*)\]\S* (?:copy|copy-start)\(")
@@ -35,7 +36,9 @@ class Program:
     Attributes:
         arguments: abstract or concrete; pytrees of arrays.
         donate: which arguments the function may overwrite.
-        specs: how arguments are laid over the mesh's axis "x", a prefix tree; None repeats all.
+        specs: how arguments lie on the mesh's axis "tensor", a prefix tree; None repeats all.
+        outs: how results are, for a function that runs on each device in a `shard_map`; None leaves
+            the division of the work to XLA.
         num_devices: 1, or the number of GPUs to divide the program among.
         watched: beginnings of the names of the kernels whose instructions are counted.
     """
@@ -45,6 +48,7 @@ class Program:
     arguments: Sequence[Any]
     donate: tuple[int, ...] = ()
     specs: Any = None
+    outs: Any = None
     num_devices: int = 1
     watched: tuple[str, ...] = ()
 
@@ -110,7 +114,10 @@ def _lower(program: Program) -> Any:
         is_spec = lambda leaf: isinstance(leaf, PartitionSpec)  # noqa: E731
         place = lambda spec, tree: jax.tree.map(lambda leaf: _placed(leaf, spec, mesh), tree)  # noqa: E731
         arguments = jax.tree.map(place, specs, tuple(program.arguments), is_leaf=is_spec)
-        jitted = jax.jit(program.function, donate_argnums=program.donate)
+        divides = None if program.outs is None else mesh
+        jitted = jit_on(
+            divides, program.function, arguments, outs=program.outs, donate=program.donate
+        )
         return jitted.trace(*arguments).lower(lowering_platforms=("cuda",))
 
 

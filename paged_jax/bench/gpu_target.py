@@ -12,7 +12,8 @@ from pathlib import Path
 import jax
 from jax.experimental import topologies
 
-AXIS = "x"
+from paged_jax.device.sharding import AXES
+
 PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin")
 
 
@@ -102,11 +103,11 @@ def find_tool(name: str) -> Path | None:
 
 
 def make_mesh(gpu: GPU, num_devices: int) -> jax.sharding.Mesh:
-    """Return a mesh of one axis, "x", of devices that can only be compiled for."""
+    """Return a mesh of devices that can only be compiled for, all along the axis "tensor"."""
     described = topologies.get_topology_desc(
         platform="cuda",
         topology_name="",
         target_config=gpu.describe(),
         topology=f"1x1x{num_devices}",
     )
-    return topologies.make_mesh(described, (num_devices,), (AXIS,))
+    return topologies.make_mesh(described, (1, 1, num_devices), AXES)

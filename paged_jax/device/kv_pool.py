@@ -11,10 +11,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 from jaxtyping import Array, Int
 
 from paged_jax.config import CacheConfig, ModelConfig
 from paged_jax.device import platform
+from paged_jax.device.sharding import POOL, make_on, struct_on
 from paged_jax.pytree import pytree
 from pallas_kernels import reference
 
@@ -98,17 +100,19 @@ def pool_shape(model: ModelConfig, cache: CacheConfig) -> tuple[int, int, int, i
     return (cache.num_blocks, cache.block_size, model.num_kv_heads, model.head_dim)
 
 
-def pool_struct(model: ModelConfig, cache: CacheConfig) -> KVPool:
+def pool_struct(model: ModelConfig, cache: CacheConfig, mesh: Mesh | None = None) -> KVPool:
     """Return the pool's shapes and dtypes without its memory, for compiling."""
     shape, dtype = pool_shape(model, cache), storage_dtype(pool_dtype(model, cache))
-    values: Any = jax.ShapeDtypeStruct(shape, dtype)
-    scales: Any = jax.ShapeDtypeStruct(shape[:-1], jnp.float32) if dtype.itemsize == 1 else None
-    return KVPool.of([LayerKV(values, values, scales, scales)] * model.num_layers)
+    values: Any = struct_on(mesh, shape, dtype, POOL)
+    scales: Any = struct_on(mesh, shape[:-1], np.dtype(np.float32), POOL)
+    scaling = (scales, scales) if dtype.itemsize == 1 else ()
+    return KVPool.of([LayerKV(values, values, *scaling)] * model.num_layers)
 
 
-def init_pool(model: ModelConfig, cache: CacheConfig) -> KVPool:
-    """Return a pool of zeros."""
-    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), pool_struct(model, cache))
+def init_pool(model: ModelConfig, cache: CacheConfig, mesh: Mesh | None = None) -> KVPool:
+    """Return a pool of zeros, its heads divided among the devices of a mesh."""
+    zeros = lambda leaf: jnp.zeros(leaf.shape, leaf.dtype)  # noqa: E731
+    return make_on(mesh, lambda: jax.tree.map(zeros, pool_struct(model, cache)), POOL)
 
 
 def copy_blocks(

@@ -58,7 +58,7 @@ def sample(
         -inf gets id 0.
     """
     if rows.is_plain and kernels.are_usable():
-        return _no_logprobs(argmax(logits, limit=vocab_limit), max_logprobs)
+        return no_logprobs(argmax(logits, limit=vocab_limit), max_logprobs)
     num_rows = logits.shape[0]
     step = lambda args: _sample_tile(args[0], args[1], max_logprobs, vocab_limit)  # noqa: E731
     if num_rows <= ROW_TILE or num_rows % ROW_TILE or platform.target() != "cpu":
@@ -73,9 +73,9 @@ def _sample_tile(
 ) -> SampleOutput:
     limited = _limited(logits, vocab_limit)
     if rows.is_plain:
-        return _no_logprobs(_argmax(limited), max_logprobs)
+        return no_logprobs(first_largest(limited), max_logprobs)
     tokens = _choose(_change(limited, rows), rows)
-    empty = lambda: _no_logprobs(tokens, max_logprobs)  # noqa: E731
+    empty = lambda: no_logprobs(tokens, max_logprobs)  # noqa: E731
     wanted = lambda: position_logprobs(logits, tokens, max_logprobs)  # noqa: E731
     return lax.cond(jnp.any(rows.num_logprobs >= 0), wanted, empty)
 
@@ -97,7 +97,8 @@ def position_logprobs(
     )
 
 
-def _no_logprobs(tokens: Array, max_logprobs: int) -> SampleOutput:
+def no_logprobs(tokens: Int[Array, " rows"], max_logprobs: int) -> SampleOutput:
+    """Return drawn tokens of rows that want nothing else."""
     num_rows = tokens.shape[0]
     return SampleOutput(
         tokens=tokens,
@@ -123,13 +124,16 @@ def _change(logits: Array, rows: SamplingRows) -> Array:
 
 def _choose(logits: Array, rows: SamplingRows) -> Array:
     """Take the likeliest id of greedy rows, draw the others'."""
-    greedy = lambda: _argmax(logits)  # noqa: E731
-    draw = lambda: jnp.where(rows.is_greedy, _argmax(logits), _draw(logits, rows))  # noqa: E731
+    greedy = lambda: first_largest(logits)  # noqa: E731
+    draw = lambda: jnp.where(rows.is_greedy, first_largest(logits), _draw(logits, rows))  # noqa: E731
     return lax.cond(jnp.all(rows.is_greedy), greedy, draw)
 
 
-def _argmax(logits: Array) -> Array:
-    """The first id of the largest logit; in two stages, as XLA's CPU argmax is not vectorised."""
+def first_largest(logits: Float[Array, "rows vocab"]) -> Int[Array, " rows"]:
+    """Return the first id of the largest logit.
+
+    In two stages, as XLA's CPU argmax is not vectorised.
+    """
     if kernels.are_usable():
         return argmax(logits)
     tiles = _tiled(logits, -jnp.inf)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from paged_jax.device.cpu.matmul import multiply as multiply_packed
+from paged_jax.device.sharding import sum_over_tensor
 from paged_jax.models.packed import Matrix, PackedMatrix, gated_product, products
 from paged_jax.models.params import LayerParams
 from paged_jax.models.quantised import QuantisedMatrix, multiply
@@ -51,9 +52,22 @@ def _product(x: Float[Array, "rows inner"], weight: Matrix) -> Float[Array, "row
     return jnp.matmul(x, weight.astype(x.dtype), precision=matmul_precision(x))
 
 
+def linear_to_stream(
+    x: Float[Array, "rows inner"],
+    weight: Matrix,
+    bias: Float[Array, " outer"] | None = None,
+) -> Float[Array, "rows outer"]:
+    """Multiply as `linear` does; on a mesh each device has some of the inputs, and all are summed.
+
+    The bias is added once, after the sum.
+    """
+    out = sum_over_tensor(linear(x, weight))
+    return out if bias is None else out + bias[None, :]
+
+
 def gated_mlp(x: Float[Array, "rows embed"], layer: LayerParams) -> Float[Array, "rows embed"]:
     """Return down(silu(gate(x)) * up(x))."""
-    return linear(_gated(x, layer), layer.w_down, layer.b_down)
+    return linear_to_stream(_gated(x, layer), layer.w_down, layer.b_down)
 
 
 def _gated(x: Float[Array, "rows embed"], layer: LayerParams) -> Float[Array, "rows mlp"]:

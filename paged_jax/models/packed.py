@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, Int
 
 from paged_jax.config import ModelConfig
 from paged_jax.device.cpu.matmul import PackedMatrix, multiply, multiply_gated, pack, read_columns
+from paged_jax.device.sharding import gather_rows
 from paged_jax.models.quantised import QuantisedMatrix
 
 Matrix = Float[Array, "_ _"] | QuantisedMatrix | PackedMatrix
@@ -46,7 +47,8 @@ def look_up(
     embed: Float[Array, "vocab embed"] | PackedMatrix, tokens: Int[Array, " tokens"], dtype: str
 ) -> Float[Array, "tokens embed"]:
     """Return the embedding of each token."""
-    rows = read_columns(embed, tokens) if isinstance(embed, PackedMatrix) else embed[tokens]
+    is_packed = isinstance(embed, PackedMatrix)
+    rows = read_columns(embed, tokens) if is_packed else gather_rows(embed, tokens)
     return rows.astype(dtype)
 
 

@@ -15,7 +15,14 @@ from paged_jax.device.attention import paged_attention
 from paged_jax.device.kv_pool import KVPool, LayerKV
 from paged_jax.device.kv_write import write_layer
 from paged_jax.device.step_batch import StepBatch
-from paged_jax.models.layers import gated_mlp, linear, linears, matmul_precision, rms_norm
+from paged_jax.models.layers import (
+    gated_mlp,
+    linear,
+    linear_to_stream,
+    linears,
+    matmul_precision,
+    rms_norm,
+)
 from paged_jax.models.packed import PackedMatrix, look_up
 from paged_jax.models.params import LayerParams, ModelParams
 from paged_jax.models.rope import Angles, rope_angles, rotate
@@ -64,14 +71,14 @@ def layer(
     with jax.named_scope("write_kv"):
         kv = write_layer(kv, k, v, context.batch.slots)
     out = _attend(q, kv, context.batch, config, window)
-    x = x + linear(out, weights.w_o, weights.b_o)
+    x = x + linear_to_stream(out, weights.w_o, weights.b_o)
     with jax.named_scope("mlp"):
         x = x + gated_mlp(rms_norm(x, weights.mlp_norm, config.norm_eps), weights)
     return x, kv
 
 
 def logits(params: ModelParams, hidden: Float[Array, "rows embed"]) -> Float[Array, "rows vocab"]:
-    """Project to the vocabulary in float32."""
+    """Project to the vocabulary in float32; on a mesh to this device's part of it."""
     weight, axis = (params.embed, 1) if params.unembed is None else (params.unembed, 0)
     if isinstance(weight, PackedMatrix):
         return linear(hidden, weight)

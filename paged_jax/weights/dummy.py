@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from paged_jax.config import ModelConfig, Quantisation
-from paged_jax.models.packed import place
+from paged_jax.models.layout import WeightLayout
 from paged_jax.models.params import ModelParams, abstract_params
 from paged_jax.models.quantised import QuantisedMatrix
 from paged_jax.weights.int8 import quantise
@@ -14,15 +14,19 @@ from paged_jax.weights.packing import group_len
 EMBED_STD = 0.02
 
 
-def dummy_params(config: ModelConfig, seed: int) -> ModelParams:
+def dummy_params(config: ModelConfig, seed: int, layout: WeightLayout | None = None) -> ModelParams:
     """Return parameters that depend on `config` and `seed` alone; norms are ones.
+
+    Args:
+        layout: where they go; None is the default device.
 
     Raises:
         ModelError: the matrices cannot be packed as the configuration says.
     """
     rng = np.random.default_rng(seed)
     leaves, tree = jax.tree_util.tree_flatten_with_path(abstract_params(config))
-    make = lambda name, leaf: place(name, _leaf(rng, name, leaf, config.quantisation), config)  # noqa: E731
+    place = (layout or WeightLayout(config)).place
+    make = lambda name, leaf: place(name, _leaf(rng, name, leaf, config.quantisation))  # noqa: E731
     return jax.tree.unflatten(tree, [make(path[-1].name, leaf) for path, leaf in leaves])
 
 

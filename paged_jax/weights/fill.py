@@ -12,8 +12,8 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
-from paged_jax.config import ModelConfig, ModelError
-from paged_jax.models.packed import PackedMatrix, place
+from paged_jax.config import ModelError
+from paged_jax.models.layout import WeightLayout
 from paged_jax.models.params import ModelParams, abstract_params
 from paged_jax.models.quantised import QuantisedMatrix
 from paged_jax.weights.checkpoint import Checkpoint, read_floats
@@ -25,21 +25,22 @@ READERS = min(4, os.cpu_count() or 1)  # tensors converted at the same time
 
 
 def fill_params(
-    checkpoint: Checkpoint, config: ModelConfig, matrices: MatrixReader, *, progress: bool
+    checkpoint: Checkpoint, layout: WeightLayout, matrices: MatrixReader, *, progress: bool
 ) -> ModelParams:
-    """Read every parameter of `config` and place it on the device.
+    """Read every parameter, a few at a time, and place each where the layout says.
 
     Args:
         matrices: reads the matrices of the layers; everything else is floats.
     Raises:
         ModelError: a tensor is missing, of another shape or type, or not finite.
     """
-    leaves, tree = jax.tree_util.tree_flatten_with_path(abstract_params(config))
+    leaves, tree = jax.tree_util.tree_flatten_with_path(abstract_params(layout.config))
     wanted = [_Parameter.at(path, leaf, checkpoint) for path, leaf in leaves]
     parts = [matrices.parts(item.name) if item.is_packable else [item.name] for item in wanted]
     _check_names(checkpoint, [name for listed in parts for name in listed])
+    read = lambda item: layout.place(item.field, item.read(checkpoint, matrices))  # noqa: E731
     with ThreadPoolExecutor(READERS, "weights") as readers:
-        arrays = readers.map(lambda item: _placed(item, checkpoint, matrices, config), wanted)
+        arrays = readers.map(read, wanted)
         shown = None if progress else True
         bar = tqdm(arrays, "Loading weights", len(wanted), disable=shown)
         return jax.tree.unflatten(tree, list(bar))
@@ -52,29 +53,25 @@ class _Parameter:
     field: str
     name: str
     leaf: jax.ShapeDtypeStruct
-    is_packable: bool
-    is_head: bool
+
+    @property
+    def is_packable(self) -> bool:
+        return self.field.startswith("w_")
 
     @classmethod
     def at(cls, path: tuple, leaf: jax.ShapeDtypeStruct, checkpoint: Checkpoint) -> "_Parameter":
         field, layer = path[-1].name, path[1].idx if len(path) > 1 else None
         name = checkpoint.name_of(field, layer)
-        return cls(field, name, leaf, field.startswith("w_"), field == "unembed")
+        return cls(field, name, leaf)
 
     def read(self, checkpoint: Checkpoint, matrices: MatrixReader) -> np.ndarray | QuantisedMatrix:
         shape = self.leaf.shape
         if self.is_packable:
             return matrices.read(self.name, (shape[0], shape[1]))
-        stored = shape[::-1] if self.is_head else shape
+        is_head = self.field == "unembed"
+        stored = shape[::-1] if is_head else shape
         array = read_floats(checkpoint, self.name, stored, self.leaf.dtype.name)
-        return array.T if self.is_head else array
-
-
-def _placed(
-    item: _Parameter, checkpoint: Checkpoint, matrices: MatrixReader, config: ModelConfig
-) -> jax.Array | QuantisedMatrix | PackedMatrix:
-    """Read one leaf, packed where the kernels want it so, onto the device."""
-    return place(item.field, item.read(checkpoint, matrices), config)
+        return array.T if is_head else array
 
 
 def _check_names(checkpoint: Checkpoint, wanted: list[str]) -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import jax
+from jax.sharding import Mesh
 
 from paged_jax.config import ModelConfig, ModelError, OptionError, Quantisation
 from paged_jax.device.cpu import kernels
@@ -12,6 +13,7 @@ from paged_jax.device.cpu.matmul import DTYPES
 from paged_jax.host.invalid_request import InvalidRequest
 from paged_jax.host.sampling_params import SamplingParams
 from paged_jax.models.families import Description, config_from_hf
+from paged_jax.models.layout import WeightLayout
 from paged_jax.models.params import ModelParams
 from paged_jax.models.quantisation import quantisation_from_hf
 from paged_jax.weights.dummy import dummy_params
@@ -59,7 +61,11 @@ def load_model(
 
 
 def read_config(
-    source: ModelSource, *, dtype: str = "auto", quantization: str | None = None
+    source: ModelSource,
+    *,
+    dtype: str = "auto",
+    quantization: str | None = None,
+    is_divided: bool = False,
 ) -> ModelConfig:
     """Read a model's shape, before and without its weights.
 
@@ -67,13 +73,14 @@ def read_config(
         dtype: "auto" is bfloat16 on a CPU with kernels, float32 on one without, and elsewhere the
             checkpoint's own (bfloat16 for GGUF).
         quantization: "awq" or "gptq" is what the checkpoint must be; "int8" quantises floats.
+        is_divided: for several devices, where the CPU's kernels are not used.
     Raises:
         ModelError: the description is missing, malformed, or of a model that is not supported.
         OptionError: `quantization` contradicts the checkpoint.
     """
-    config = _read_config(source, _resolve_dtype(dtype), quantization)
-    is_packed = config.dtype in DTYPES and kernels.are_usable()
-    return replace(config, is_packed=is_packed)
+    has_kernels = not is_divided and kernels.are_usable()
+    config = _read_config(source, _resolve_dtype(dtype, has_kernels), quantization)
+    return replace(config, is_packed=has_kernels and config.dtype in DTYPES)
 
 
 def _read_config(source: ModelSource, wanted: str, quantization: str | None) -> ModelConfig:
@@ -94,16 +101,19 @@ def load_params(
     load_format: str = "auto",
     seed: int = 0,
     progress: bool = True,
+    mesh: Mesh | None = None,
 ) -> ModelParams:
-    """Read a model's weights onto the device, in `config.dtype`.
+    """Read a model's weights in `config.dtype`, each straight to the devices that hold it.
 
     Args:
+        mesh: divides them among its devices; None puts all on the default device.
         load_format: "dummy" makes random weights from `seed` and reads none.
     Raises:
         ModelError: names the file and the tensor that is missing, misshapen, or not finite.
     """
+    layout = WeightLayout(config, mesh)
     if load_format == "dummy":
-        return dummy_params(config, seed)
+        return dummy_params(config, seed, layout)
     scheme = config.quantisation
     if source.kind == "gguf":
         checkpoint = GGUFFile(source.path, read_gguf(source.path), config)
@@ -111,11 +121,11 @@ def load_params(
         checkpoint = SafetensorsFolder(source.path, is_tied=config.tie_embeddings)
         if scheme is not None and scheme.method != "int8":
             packed = PackedMatrices(checkpoint, config.dtype, scheme)
-            return fill_params(checkpoint, config, packed, progress=progress)
+            return fill_params(checkpoint, layout, packed, progress=progress)
     matrices = (
         PlainMatrices(checkpoint, config.dtype) if scheme is None else Int8Matrices(checkpoint)
     )
-    return fill_params(checkpoint, config, matrices, progress=progress)
+    return fill_params(checkpoint, layout, matrices, progress=progress)
 
 
 def default_sampling(source: ModelSource) -> dict[str, object]:
@@ -160,10 +170,10 @@ def _quantisation(
     return stored
 
 
-def _resolve_dtype(dtype: str) -> str:
+def _resolve_dtype(dtype: str, has_kernels: bool) -> str:
     """The dtype to run in; "" stands for the checkpoint's own."""
     if dtype == "auto":
-        on_cpu = "bfloat16" if kernels.are_usable() else "float32"
+        on_cpu = "bfloat16" if has_kernels else "float32"
         return on_cpu if jax.default_backend() == "cpu" else ""
     return SHORT_DTYPES.get(dtype, dtype)
 

@@ -14,7 +14,7 @@ from paged_jax.weights.safetensors_reader import SafetensorsFolder
 
 
 class MatrixReader(Protocol):
-    """Reads matrices, named as if they were floats, as [in, out]."""
+    """Reads matrices, named as if they were floats, into host memory, as [in, out]."""
 
     def parts(self, name: str) -> list[str]:
         """Return the tensors a matrix is made of."""

@@ -4,7 +4,8 @@ engine's own layout.
 Both formats store unsigned values and zero points in 32-bit words, lowest bits first.
 """
 
-import jax
+from typing import Any, cast
+
 import numpy as np
 
 from paged_jax.config import ModelError
@@ -58,20 +59,15 @@ def quantised_matrix(
     bits: int,
     order: np.ndarray | None = None,
 ) -> QuantisedMatrix:
-    """Place a matrix on the device in the engine's layout.
+    """Return a matrix in the engine's layout, of host arrays.
 
     Args:
         values: signed, [in, out], rows in the order of their groups. zeros: signed, or none.
     """
     packed = pack(values, bits=bits, group_size=values.shape[0] // scales.shape[0])
     has_zeros = zeros is not None and zeros.any()
-    return QuantisedMatrix(
-        values=jax.device_put(packed),
-        scales=jax.device_put(scales),
-        zeros=jax.device_put(zeros) if has_zeros else None,
-        order=None if order is None else jax.device_put(order),
-        bits=bits,
-    )
+    leaves: dict[str, Any] = {"values": packed, "scales": scales, "order": order}
+    return QuantisedMatrix(**leaves, zeros=cast(Any, zeros) if has_zeros else None, bits=bits)
 
 
 def signed(values: np.ndarray, bits: int) -> np.ndarray:

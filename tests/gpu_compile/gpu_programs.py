@@ -8,12 +8,13 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from paged_jax.bench.gpu_compile import Program, gpu_mesh
-from paged_jax.bench.gpu_target import AXIS
 from paged_jax.bench.models import LLAMA_3_1_8B
 from paged_jax.config import CacheConfig
 from paged_jax.device.kv_pool import pool_struct
 from paged_jax.device.sampling_rows import RowShape, pack_rows
+from paged_jax.device.sharding import POOL, REPLICATED, RULES, TENSOR
 from paged_jax.device.step_batch import BatchShape, empty_batch
+from paged_jax.models.layout import AXES
 from paged_jax.models.params import abstract_params
 from paged_jax.step import StepInput, backbone, draw, engine_step
 
@@ -75,7 +76,8 @@ def step_program(
     with gpu_mesh():
         pool = pool_struct(config, replace(CACHE, dtype=kv_dtype))
     batch = empty_batch(BatchShape(tokens, BATCH, MAX_BLOCKS, BATCH))
-    arguments = (abstract_params(config), pool, batch)
+    drawn = jax.ShapeDtypeStruct((BATCH,), jnp.int32)
+    arguments = (abstract_params(config), pool, batch, drawn)
     name = f"step of {tokens} tokens, {num_layers} layers, KV {kv_dtype}"
     run = partial(backbone, config=config)
     num_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(pool))
@@ -85,7 +87,7 @@ def step_program(
 def engine_program() -> Program:
     """A whole decode step of two layers, drawing included: every row takes its likeliest id."""
     program, _ = step_program(2)
-    params, pool, batch = program.arguments
+    params, pool, batch, _ = program.arguments
     inputs = StepInput(batch=batch, rows=pack_rows([], ROWS))
     run = partial(engine_step, config=replace(LLAMA_3_1_8B, num_layers=2))
     return replace(
@@ -102,6 +104,39 @@ def draw_program() -> Program:
     return Program("draw, every mix", run, (abstract_params(config), sampled, rows))
 
 
+def divided_step(num_layers: int, num_devices: int = 4) -> tuple[Program, int]:
+    """A decode step over several GPUs; also the bytes of each one's part of the pool."""
+    program, pool_bytes = step_program(num_layers)
+    divided = replace(
+        program,
+        name=f"{program.name}, {num_devices} GPUs",
+        specs=(param_specs(program.arguments[0]), POOL, REPLICATED, REPLICATED),
+        outs=(REPLICATED, POOL),
+        num_devices=num_devices,
+    )
+    return divided, pool_bytes // num_devices
+
+
+def divided_draw(*, is_plain: bool) -> Program:
+    """Drawing over 4 GPUs: of rows that take their likeliest id, or of every mix."""
+    program = draw_program()
+    params, sampled, rows = program.arguments
+    return replace(
+        program,
+        name=f"draw, {'greedy' if is_plain else 'every mix'}, 4 GPUs",
+        arguments=(params, sampled, rows.replace(is_plain=is_plain)),
+        specs=(param_specs(params), REPLICATED, REPLICATED),
+        outs=REPLICATED,
+        num_devices=4,
+    )
+
+
+def param_specs(params):
+    return jax.tree_util.tree_map_with_path(
+        lambda path, _: RULES.spec(*AXES[path[-1].name]), params
+    )
+
+
 def divided_mlp() -> Program:
     """A gated MLP over 4 GPUs, each with a part of the inner dimension."""
     config = replace(LLAMA_3_1_8B, num_layers=1)
@@ -109,5 +144,5 @@ def divided_mlp() -> Program:
     x = jax.ShapeDtypeStruct((BATCH, config.embed_dim), jnp.bfloat16)
     run = lambda x, gate, up, down: (jax.nn.silu(x @ gate) * (x @ up)) @ down  # noqa: E731
     arguments = (x, layer.w_gate, layer.w_up, layer.w_down)
-    specs = (P(), P(None, AXIS), P(None, AXIS), P(AXIS, None))
+    specs = (P(), P(None, TENSOR), P(None, TENSOR), P(TENSOR, None))
     return Program("MLP over 4 GPUs", run, arguments, specs=specs, num_devices=4)

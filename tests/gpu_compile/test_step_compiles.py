@@ -3,11 +3,20 @@
 import jax
 import jax.numpy as jnp
 import pytest
-from gpu_programs import divided_mlp, draw_program, engine_program, step_program
+from gpu_programs import (
+    divided_draw,
+    divided_mlp,
+    divided_step,
+    draw_program,
+    engine_program,
+    step_program,
+)
 
 from paged_jax.bench.gpu_compile import Program, ProgramReport
 
 MIB = 1 << 20
+NUM_LAYERS = 32
+COLLECTIVES = ("kAllReduce", "kAllGather", "kAllToAll", "kReduceScatter", "kCollectivePermute")
 
 
 STEPS = {
@@ -63,6 +72,43 @@ def test_no_kernel_spills(step) -> None:
     report, _ = step
 
     assert [kernel.name for kernel in report.kernels if kernel.spill_bytes] == []
+
+
+@pytest.fixture
+def divided(compiled) -> tuple[ProgramReport, int]:
+    """The whole decode step over 4 GPUs, and the bytes of each one's pool."""
+    program, pool_bytes = divided_step(NUM_LAYERS)
+    return compiled(program), pool_bytes
+
+
+def test_a_step_over_4_gpus_sums_twice_a_layer_and_once_for_the_embedding(divided) -> None:
+    report, _ = divided
+
+    assert report.all_reduces == 2 * NUM_LAYERS + 1
+    assert {kind for kind in report.thunks if kind in COLLECTIVES} == {"kAllReduce"}
+
+
+def test_a_step_over_4_gpus_copies_nothing_and_updates_its_pool_in_place(divided) -> None:
+    report, pool_bytes = divided
+
+    assert report.alias_bytes == pool_bytes
+    assert report.copies == ()
+    assert report.temp_bytes < 16 * MIB
+
+
+def test_a_step_over_4_gpus_runs_the_attention_kernel_on_its_own_heads(divided) -> None:
+    report, _ = divided
+    kernel = next(kernel for kernel in report.kernels if kernel.name == "paged_decode")
+
+    assert kernel.spill_bytes == 0
+
+
+def test_drawing_over_4_gpus_never_gathers_the_vocabulary(compiled) -> None:
+    mixed, greedy = (compiled(divided_draw(is_plain=each)) for each in (False, True))
+
+    assert mixed.thunks["kAllToAll"] == 1
+    assert "kAllToAll" not in greedy.thunks
+    assert greedy.temp_bytes < 4 * MIB
 
 
 def test_an_mlp_divided_among_gpus_sums_once(compiled) -> None:

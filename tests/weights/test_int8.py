@@ -36,11 +36,15 @@ def dense(params: ModelParams) -> ModelParams:
     return jax.tree.map(unpack, params, is_leaf=is_quantised)
 
 
+def placed(matrix):
+    return jax.tree.map(jax.device_put, matrix)
+
+
 @pytest.mark.parametrize(("bits", "group_size"), [(8, None), (8, 32), (4, 16), (4, None)])
 def test_no_value_is_off_by_more_than_half_a_step(rng, bits, group_size):
     weight = rng.normal(size=(64, 24)).astype(np.float32)
     weight[:, 5] = 0
-    matrix = quantise(weight, bits=bits, group_size=group_size)
+    matrix = placed(quantise(weight, bits=bits, group_size=group_size))
     step = np.repeat(matrix.scales, 64 // len(matrix.scales), axis=0)
     assert np.all(np.abs(dequantise(matrix) - weight) <= step * 0.5001)
     assert not np.asarray(dequantise(matrix))[:, 5].any()
@@ -48,7 +52,7 @@ def test_no_value_is_off_by_more_than_half_a_step(rng, bits, group_size):
 
 def test_the_largest_value_of_each_column_is_kept(rng):
     weight = rng.normal(size=(32, 8)).astype(np.float32)
-    largest = np.abs(np.asarray(dequantise(quantise(weight)))).max(axis=0)
+    largest = np.abs(np.asarray(dequantise(placed(quantise(weight))))).max(axis=0)
     np.testing.assert_allclose(largest, np.abs(weight).max(axis=0), rtol=1e-6)
 
 

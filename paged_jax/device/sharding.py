@@ -1,0 +1,163 @@
+"""Meshes: which devices there are, how arrays are laid over them, and how a function runs on them.
+
+On several devices a function runs inside one `shard_map`: every device sees its own part of the
+weights and of the KV pool, and the only traffic is what is asked for here. `tensor_size` tells code
+that it is on such a device, as `platform.target` tells the platform: by the mesh in context. On one
+device there is no mesh, and nothing here leaves a trace in a program.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, Float, Int
+
+from paged_jax.config import MeshShape, OptionError
+
+DATA, STAGE, TENSOR = AXES = ("data", "stage", "tensor")
+REPLICATED = PartitionSpec()
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class ShardingRules:
+    """The axis of the mesh that each axis of an array is cut along; None repeats it everywhere.
+
+    Attributes:
+        heads: query heads, head by head. kv_heads: likewise of keys and values.
+        mlp: the inner size of the MLP.
+    """
+
+    heads: str | None = TENSOR
+    kv_heads: str | None = TENSOR
+    mlp: str | None = TENSOR
+    vocab: str | None = TENSOR
+    embed: str | None = None
+    head_dim: str | None = None
+    blocks: str | None = None
+    block_size: str | None = None
+
+    def spec(self, *axes: str) -> PartitionSpec:
+        """Return how an array of these axes is cut."""
+        return PartitionSpec(*(getattr(self, axis) for axis in axes))
+
+
+RULES = ShardingRules()
+POOL = RULES.spec("blocks", "block_size", "kv_heads")  # of every leaf of a KVPool
+
+
+def make_mesh(shape: MeshShape) -> Mesh | None:
+    """Return the mesh of the first devices; None where one device is all that is asked for.
+
+    Raises:
+        OptionError: there are not as many devices.
+    """
+    wanted, devices = shape.num_devices, jax.devices()
+    if wanted > len(devices):
+        raise OptionError(
+            f"--tensor-parallel-size {shape.tensor} needs {wanted} devices and JAX finds "
+            f"{len(devices)}: choose at most {len(devices)}, or make more on a CPU by "
+            f"XLA_FLAGS=--xla_force_host_platform_device_count={wanted}"
+        )
+    if wanted == 1:
+        return None
+    grid = np.array(devices[:wanted]).reshape(shape.data, shape.stage, shape.tensor)
+    return Mesh(grid, AXES)
+
+
+def jit_on(
+    mesh: Mesh | None,
+    function: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    *,
+    outs: Any,
+    donate: tuple[int, ...] = (),
+) -> Any:
+    """Jit `function` for `arguments`, and for a mesh as one shard_map over all of it.
+
+    Args:
+        arguments: placed, or abstract with a sharding; what has none is on every device.
+        outs: how results are cut, a prefix tree of PartitionSpecs.
+        donate: which arguments may be overwritten.
+    """
+    if mesh is None:
+        return jax.jit(function, donate_argnums=donate)
+    ins = jax.tree.map(spec_of, arguments)
+    mapped = jax.shard_map(function, mesh=mesh, in_specs=ins, out_specs=outs, check_vma=False)
+    place = partial(jax.tree.map, partial(NamedSharding, mesh))
+    return jax.jit(
+        mapped, in_shardings=place(ins), out_shardings=place(outs), donate_argnums=donate
+    )
+
+
+def spec_of(leaf: Any) -> PartitionSpec:
+    """Return how an array is cut; a host array is on every device."""
+    sharding = getattr(leaf, "sharding", None)
+    return sharding.spec if isinstance(sharding, NamedSharding) else REPLICATED
+
+
+def struct_on(
+    mesh: Mesh | None, shape: tuple[int, ...], dtype: np.dtype, spec: PartitionSpec
+) -> jax.ShapeDtypeStruct:
+    """Return the shape and dtype of an array, cut by `spec` where there is a mesh."""
+    sharding = None if mesh is None else NamedSharding(mesh, spec)
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+
+
+def make_on(mesh: Mesh | None, make: Callable[[], T], spec: PartitionSpec) -> T:
+    """Return the arrays of `make`, each device making its own part."""
+    if mesh is None:
+        return make()
+    return jax.jit(make, out_shardings=NamedSharding(mesh, spec))()
+
+
+def put(array: np.ndarray | jax.Array, mesh: Mesh | None, spec: PartitionSpec) -> jax.Array:
+    """Place a host array, each part straight on its own device."""
+    if mesh is None:
+        return jax.device_put(array)
+    sharding = NamedSharding(mesh, spec)
+    return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+
+
+def device_bytes_of(tree: Any) -> int:
+    """Return the bytes that arrays take on each device."""
+
+    def of(leaf: jax.Array) -> int:
+        return int(np.prod(leaf.sharding.shard_shape(leaf.shape))) * leaf.dtype.itemsize
+
+    return sum(map(of, jax.tree.leaves(tree)))
+
+
+def tensor_size() -> int:
+    """Return how many devices share the layer being traced; 1 outside of `jit_on`'s mesh."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return mesh.shape[TENSOR] if TENSOR in mesh.manual_axes else 1
+
+
+def tensor_index() -> Int[Array, ""]:
+    """Return which of them this device is."""
+    return lax.axis_index(TENSOR)
+
+
+def sum_over_tensor(x: Float[Array, "rows embed"]) -> Float[Array, "rows embed"]:
+    """Add up what each device has of a sum: one all-reduce; nothing on one device."""
+    return lax.psum(x, TENSOR) if tensor_size() > 1 else x
+
+
+def gather_rows(
+    table: Float[Array, "vocab embed"], ids: Int[Array, " tokens"]
+) -> Float[Array, "tokens embed"]:
+    """Return rows of a table whose rows are divided among the devices: one all-reduce."""
+    if tensor_size() == 1:
+        return table[ids]
+    mine = ids - tensor_index() * table.shape[0]
+    is_mine = (mine >= 0) & (mine < table.shape[0])
+    rows = table[jnp.where(is_mine, mine, 0)]
+    return lax.psum(jnp.where(is_mine[:, None], rows, jnp.zeros((), rows.dtype)), TENSOR)

@@ -1,0 +1,74 @@
+"""Tests on eight virtual CPU devices, in a process of their own: JAX counts devices once."""
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import jax
+import pytest
+from tiny import make_tiny_folder
+
+from paged_jax import LLM
+
+NUM_DEVICES = 8
+SMALL: dict[str, object] = {
+    "dtype": "float32",
+    "max_model_len": 128,
+    "max_num_batched_tokens": 8,  # few programs
+    "max_num_seqs": 4,
+    "num_gpu_blocks_override": 65,
+}
+MODELS = {
+    "llama": {"family": "llama", "num_attention_heads": 8, "num_key_value_heads": 8},
+    "qwen3": {"family": "qwen3", "num_attention_heads": 16, "num_key_value_heads": 8},
+    "qwen2": {"family": "qwen2", "num_attention_heads": 8, "num_key_value_heads": 2},
+    "tied": {
+        "family": "llama",
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "intermediate_size": 96,
+        "tie_word_embeddings": True,
+        "attention_bias": True,
+        "mlp_bias": True,
+    },
+}
+
+if os.environ.get("PAGED_JAX_TEST_DEVICES") != str(NUM_DEVICES):
+    collect_ignore_glob = ["test_mesh_*.py"]  # test_on_eight_devices.py runs them
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Make the checkpoint of a model by name, once."""
+    root, made = tmp_path_factory.mktemp("models"), {}
+
+    def make(name: str) -> Path:
+        if name not in made:
+            sizes = {"head_dim": 16, "hidden_size": 64} | MODELS[name]
+            made[name] = make_tiny_folder(root / name, **sizes)
+        return made[name]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def engine_on(folder: Callable[[str], Path]) -> Iterator[Callable[..., LLM]]:
+    """Make an engine of a model on so many devices, once for each set of options."""
+    made: dict[tuple, LLM] = {}
+
+    def make(name: str, tensor: int = 1, **options: object) -> LLM:
+        key = (name, tensor, *sorted(options.items()))
+        if key not in made:
+            chosen = SMALL | {"tensor_parallel_size": tensor} | options
+            made[key] = LLM(folder(name), **chosen)
+        return made[key]
+
+    yield make
+    for llm in made.values():
+        llm.close()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _enough_devices() -> None:
+    if "PAGED_JAX_TEST_DEVICES" in os.environ:
+        assert jax.device_count() == NUM_DEVICES

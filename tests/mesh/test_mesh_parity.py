@@ -1,0 +1,96 @@
+"""A mesh changes where numbers are, not which tokens come out (float32, exact ids)."""
+
+import pytest
+
+from paged_jax import LLM, SamplingParams
+
+PROMPTS = [[3 + (7 * i + j) % 250 for j in range(5 + 9 * i)] for i in range(6)]
+SHAPES = [
+    *(("llama", n) for n in (2, 4, 8)),
+    ("qwen3", 8),
+    ("qwen2", 4),  # 2 key/value heads, each on two devices
+    ("tied", 3),  # 9 and 3 heads; 320 ids do not divide by 3
+]
+
+
+def ids_of(llm: LLM, prompts: list[list[int]], params) -> list[list[list[int]]]:
+    outputs = llm.generate(prompts, params, use_tqdm=False)
+    return [[list(choice.token_ids) for choice in output.outputs] for output in outputs]
+
+
+@pytest.mark.parametrize(("name", "tensor"), SHAPES)
+def test_greedy_tokens_are_those_of_one_device(engine_on, name, tensor) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+
+    ids = ids_of(engine_on(name, tensor), PROMPTS, params)
+
+    assert ids == ids_of(engine_on(name), PROMPTS, params)
+    assert len({tuple(choices[0]) for choices in ids}) == len(PROMPTS)
+
+
+@pytest.mark.parametrize(("name", "tensor"), [("llama", 2), ("qwen2", 4), ("tied", 3)])
+def test_drawn_tokens_are_those_of_one_device(engine_on, name, tensor) -> None:
+    params = [
+        SamplingParams(temperature=0.9, seed=1, max_tokens=8, n=3),
+        SamplingParams(temperature=1.1, top_p=0.8, seed=2, max_tokens=8),
+        SamplingParams(temperature=0.7, top_k=20, seed=3, max_tokens=8, min_tokens=4),
+        SamplingParams(temperature=0.0, presence_penalty=1.5, max_tokens=8),
+        SamplingParams(temperature=0.0, logit_bias={7: 100.0}, max_tokens=3),
+        SamplingParams(temperature=1.0, min_p=0.1, repetition_penalty=1.3, seed=4, max_tokens=8),
+    ]
+
+    ids = ids_of(engine_on(name, tensor), PROMPTS, params)
+
+    assert ids == ids_of(engine_on(name), PROMPTS, params)
+
+
+def test_logprobs_are_those_of_one_device(engine_on) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=4, logprobs=3, prompt_logprobs=2)
+    runs = [
+        engine_on(name, tensor).generate(PROMPTS[:3], params, use_tqdm=False)
+        for name, tensor in (("tied", 3), ("tied", 1))
+    ]
+
+    for one, other in zip(*runs, strict=True):
+        for mine, theirs in zip(
+            (*one.prompt_logprobs[1:], *one.outputs[0].logprobs),
+            (*other.prompt_logprobs[1:], *other.outputs[0].logprobs),
+            strict=True,
+        ):
+            assert mine.keys() == theirs.keys()
+            expected = pytest.approx([entry.logprob for entry in theirs.values()], abs=1e-4)
+            assert [entry.logprob for entry in mine.values()] == expected
+
+
+def test_preemption_and_prefix_hits_change_nothing(engine_on) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
+    crowded = engine_on("llama", 4, num_gpu_blocks_override=14)
+    before = crowded.engine.stats()
+
+    ids = ids_of(crowded, PROMPTS, params)
+    again = ids_of(crowded, PROMPTS[-1:], params)
+
+    after = crowded.engine.stats()
+    assert after.num_preemptions > before.num_preemptions
+    assert after.prefix_hits > before.prefix_hits
+    assert ids == [*ids[:-1], *again] == ids_of(engine_on("llama"), PROMPTS, params)
+
+
+def test_choices_of_one_prompt_share_its_blocks(engine_on) -> None:
+    params = SamplingParams(temperature=1.0, seed=5, n=4, max_tokens=8, ignore_eos=True)
+    llm = engine_on("qwen2", 4)
+    before = llm.engine.stats().num_copies
+
+    ids = ids_of(llm, PROMPTS[2:3], params)
+
+    assert llm.engine.stats().num_copies == before + 3
+    assert ids == ids_of(engine_on("qwen2"), PROMPTS[2:3], params)
+
+
+def test_nothing_is_compiled_after_the_start(engine_on) -> None:
+    llm = engine_on("llama", 4)
+    params = [SamplingParams(temperature=t, seed=1, max_tokens=5, logprobs=1) for t in (0.0, 1.0)]
+
+    llm.generate(PROMPTS[:2], params, use_tqdm=False)
+
+    assert llm.engine.stats().num_compilations == 0

@@ -1,0 +1,24 @@
+"""Runs the other tests of this folder where there are eight devices."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+DEVICES_VARIABLE = "PAGED_JAX_TEST_DEVICES"
+HERE = Path(__file__).parent
+
+
+@pytest.mark.skipif(DEVICES_VARIABLE in os.environ, reason="this is the run on eight devices")
+def test_everything_here_passes_on_eight_virtual_devices() -> None:
+    environment = os.environ | {DEVICES_VARIABLE: "8"}
+    command = [sys.executable, "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider"]
+
+    done = subprocess.run(
+        [*command, str(HERE)], cwd=HERE.parents[1], env=environment, capture_output=True, text=True
+    )
+
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
+    assert " passed" in done.stdout
