@@ -28,7 +28,7 @@ def main(arguments: list[str]) -> None:
     options = _parser().parse_args(arguments)
     names = options.workloads.split(",")
     workloads = {name: workload(name) for name in names}
-    setups = [_setup(name, options.peers) for name in options.backends.split(",")]
+    setups = [_setup(word, options.peers) for word in options.backends.split(",")]
     done = {(r["backend"], r["workload"], r["rep"]) for r in read_results(options.out)}
     for rep in range(options.reps):
         for setup in setups:
@@ -40,10 +40,13 @@ def main(arguments: list[str]) -> None:
             _run_backend(setup, missing, rep, options)
 
 
-def _setup(name: str, peers: Path) -> Setup:
+def _setup(word: str, peers: Path) -> Setup:
+    """Read NAME or NAME:DTYPE."""
+    name, _, dtype = word.partition(":")
     if name not in SETUPS:
         raise OptionError(f"--backends must be of {', '.join(SETUPS)}, not {name!r}")
-    return SETUPS[name].within(peers)
+    setup = SETUPS[name].within(peers)
+    return setup.with_dtype(dtype) if dtype else setup
 
 
 def _run_backend(
@@ -107,7 +110,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--peers", type=Path, required=True, metavar="DIR", help="made by peers/setup.sh")
-    add("--backends", default=",".join(SETUPS), metavar="LIST", help="(%(default)s)")
+    add("--backends", default=",".join(SETUPS), metavar="LIST",
+        help="vllm:float32 is vllm in another dtype (%(default)s)")  # fmt: skip
     add("--workloads", default=",".join(WORKLOADS), metavar="LIST", help="(%(default)s)")
     add("--reps", type=int, default=3, help="repetitions (default: %(default)s)")
     add("--num-prompts", type=int, help="only so many of each workload, for a rehearsal")

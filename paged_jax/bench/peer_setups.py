@@ -31,6 +31,7 @@ class Setup:
     kind: str
     program: str
     model: str
+    dtype: str = "bfloat16"
     options: Mapping[str, str] = field(default_factory=dict)
     server_options: Mapping[str, str] = field(default_factory=dict)
     per_load: Callable[[str], Mapping[str, str]] = lambda name: {}
@@ -47,6 +48,10 @@ class Setup:
         }
         return replace(self, program=program, model=absolute(self.model), environment=environment)
 
+    def with_dtype(self, dtype: str) -> "Setup":
+        """Return the same in another dtype, which is part of its name."""
+        return replace(self, dtype=dtype, name=f"{self.name} {dtype}")
+
     def runs(self, workload: str) -> bool:
         """Whether it is measured on a workload."""
         return workload not in self.left_out
@@ -62,15 +67,20 @@ class Setup:
         """Return what to start for offline workloads of one group."""
         options = {**self.options, **self.per_load(next(iter(workloads)))}
         return Peer(
-            self.kind, self.program, self.model, options=options, environment=self.environment
+            self.kind,
+            self.program,
+            self.model,
+            self.dtype,
+            options=options,
+            environment=self.environment,
         )
 
     def server(self, workloads: Mapping[str, Workload], *, max_concurrency: int) -> Peer:
         """Return the server to start for online workloads."""
         options = {**self.server_options, **self.per_load(next(iter(workloads)))}
         return Peer(
-            self.kind, self.program, self.model, options=options, environment=self.environment,
-            max_concurrency=max_concurrency,
+            self.kind, self.program, self.model, self.dtype, options=options,
+            environment=self.environment, max_concurrency=max_concurrency,
         )  # fmt: skip
 
 

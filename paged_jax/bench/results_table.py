@@ -75,7 +75,7 @@ def _cell(rates: list[float]) -> str:
 
 
 def _ratio(cells: dict, backends: Sequence[str], load: str) -> str:
-    peers = [median(cells[b, load]) for b in backends if b != OWN and cells[b, load]]
+    peers = [median(cells[b, load]) for b in backends if not b.startswith(OWN) and cells[b, load]]
     own = cells[OWN, load]
     return f"**{median(own) / max(peers):.2f}**" if own and peers else "-"
 

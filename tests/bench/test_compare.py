@@ -42,6 +42,17 @@ def test_engines_alternate_and_every_workload_is_run(fakes, tmp_path) -> None:
     assert {"cpu", "cores", "commit", "date", "others_cpu_share"} <= set(records[0])
 
 
+def test_another_dtype_is_another_row(fakes, tmp_path) -> None:
+    out = tmp_path / "r.jsonl"
+    words = ("--workloads", "W1", "--reps", "1", "--num-prompts", "1")
+    main(
+        ["compare", "--peers", str(tmp_path), "--out", str(out), "--backends", "b:float32", *words]
+    )
+
+    (record,) = read_results(out)
+    assert (record["backend"], record["dtype"]) == ("b float32", "float32")
+
+
 def test_a_run_that_was_stopped_goes_on(fakes, tmp_path) -> None:
     out = tmp_path / "r.jsonl"
     rehearse(out, "--workloads", "W1", "--reps", "1")
