@@ -14,12 +14,12 @@ from paged_jax.device.cpu import build
 
 pytestmark = pytest.mark.cpu_kernels
 
-DRIVER = Path(__file__).parent / "cpu" / "matmul_driver.cc"
+DRIVERS = Path(__file__).parent / "cpu"
 SANITIZED = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 
 
-def compile_driver(to: Path, *flags: str) -> None:
-    sources = ["-I", str(build.SOURCES), str(DRIVER), "-pthread", "-o", str(to)]
+def compile_driver(name: str, to: Path, *flags: str) -> None:
+    sources = ["-I", str(build.SOURCES), str(DRIVERS / name), "-pthread", "-o", str(to)]
     command = [build.find_compiler(), *build.FLAGS, *flags, *sources]
     done = subprocess.run(command, capture_output=True, text=True)
     if "cannot find" in done.stderr or "unrecognized" in done.stderr:
@@ -35,11 +35,22 @@ def run(program: Path) -> str:
 
 @pytest.mark.parametrize("flags", [(), ("-DPAGED_JAX_EMULATE_BF16_DOT",)])
 def test_sanitizers_find_nothing(tmp_path: Path, flags: tuple[str, ...]) -> None:
-    compile_driver(tmp_path / "driver", *SANITIZED, *flags)
+    compile_driver("matmul_driver.cc", tmp_path / "driver", *SANITIZED, *flags)
     assert run(tmp_path / "driver") == "all products agree\n"
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="ONLY x86_64 HAS THESE CPUS")
+@pytest.mark.parametrize("driver", ["matmul_driver.cc", "attention_driver.cc"])
 @pytest.mark.parametrize("flags", [("-march=x86-64-v4", "-mavx512bf16"), ("-march=x86-64-v2",)])
-def test_other_cpus_compile(tmp_path: Path, flags: tuple[str, ...]) -> None:
-    compile_driver(tmp_path / "driver", "-O1", *flags)
+def test_other_cpus_compile(tmp_path: Path, driver: str, flags: tuple[str, ...]) -> None:
+    compile_driver(driver, tmp_path / "driver", "-O1", *flags)
+
+
+@pytest.mark.parametrize("flags", [SANITIZED, ("-march=x86-64-v2",)], ids=["sanitized", "v2"])
+def test_attention_gives_the_same_right_bits_on_any_number_of_threads(
+    tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    if "-march=x86-64-v2" in flags and platform.machine() != "x86_64":
+        pytest.skip("ONLY x86_64 HAS THIS CPU")
+    compile_driver("attention_driver.cc", tmp_path / "driver", *flags)
+    assert run(tmp_path / "driver") == "all results agree\n"

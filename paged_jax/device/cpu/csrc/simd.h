@@ -85,6 +85,7 @@ inline Vec second_of_pair(Bits pairs) { return (Vec)(pairs & 0xffff0000u); }
 
 inline uint32_t bits_of(float value) { return load_as<uint32_t>(&value); }
 inline float to_float(float value) { return value; }
+inline float to_float(int8_t value) { return value; }
 inline float to_float(uint16_t half) {
   uint32_t bits = uint32_t(half) << 16;
   return load_as<float>(&bits);
