@@ -4,6 +4,7 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels.mosaic_context import check_supported
 from pallas_kernels.mosaic_decode import paged_decode
+from pallas_kernels.mosaic_prefill import paged_prefill
 from pallas_kernels.reference import write_kv as write_kv
 from pallas_kernels.tiles import Pool, Scales, Sinks
 from pallas_kernels.triton import num_sms
@@ -25,7 +26,7 @@ def paged_attention(
     v_scales: Scales | None = None,
     interpret: bool = False,
 ) -> Float[Array, "tokens q_heads head_dim"]:
-    """Attend as `reference.paged_attention` does, for steps of at most one token a sequence.
+    """Attend as `reference.paged_attention` does, by the kernel that fits the step's shape.
 
     Args:
         k_scales: not taken, for pools of one-byte values are not; v_scales likewise.
@@ -35,7 +36,9 @@ def paged_attention(
     """
     check_supported(q, k_pool, (k_scales, v_scales))
     arrays = (q, k_pool, v_pool, block_tables, query_starts, kv_lens)
-    rule = {"scale": scale, "window": window, "softcap": softcap, "sinks": sinks}
-    if q.shape[0] > kv_lens.shape[0]:
-        raise NotImplementedError("Mosaic GPU paged attention: more tokens than sequences")
-    return paged_decode(*arrays, **rule, num_sms=num_sms(), interpret=interpret)
+    rule = {"scale": scale, "window": window, "softcap": softcap, "interpret": interpret}
+    if q.shape[0] <= kv_lens.shape[0]:
+        return paged_decode(*arrays, **rule, sinks=sinks, num_sms=num_sms())
+    if sinks is not None:
+        raise NotImplementedError("Mosaic GPU paged attention: sinks with several queries")
+    return paged_prefill(*arrays, **rule)

@@ -5,14 +5,16 @@ from functools import partial
 
 import jax
 
-from pallas_kernels import reference, triton
+from pallas_kernels import mosaic, reference, triton
 
 Attention = Callable[..., jax.Array]
 
 
 def kernels(*, interpret: bool) -> Mapping[str, Attention]:
-    """Return the hand-written ones."""
-    return {"triton": partial(triton.paged_attention, interpret=interpret)}
+    """Return the hand-written ones; on a CPU without `mosaic`, whose interpreter is too slow."""
+    if interpret:
+        return {"triton": partial(triton.paged_attention, interpret=True)}
+    return {"triton": triton.paged_attention, "mosaic": mosaic.paged_attention}
 
 
 def implementations(*, interpret: bool) -> Mapping[str, Attention]:

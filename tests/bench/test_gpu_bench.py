@@ -10,6 +10,7 @@ import pytest
 
 from paged_jax.bench.cases import Accuracy
 from paged_jax.bench.gpu import PARTS, Run, table
+from paged_jax.bench.implementations import kernels
 from paged_jax.bench.timing import Effort, measure
 
 ROOT = Path(__file__).parents[2]
@@ -74,6 +75,16 @@ def test_the_table_names_what_is_wrong_failed_or_left_out() -> None:
     assert "0 of 1 right" in printed
     assert "WRONG a float32: error 1.0 above 0.1" in printed
     assert "ValueError: no" in printed and "no time" in printed
+
+
+def test_a_shape_that_a_kernel_does_not_take_is_neither_right_nor_wrong() -> None:
+    refused = {"part": "numerics", "case": "a", "dtype": "float32", "not_taken": "head_dim 80"}
+
+    assert table([refused]).startswith("numerics: 0 of 0 right, 1 not taken\n")
+
+
+def test_every_kernel_is_measured_on_a_gpu_by_name() -> None:
+    assert set(kernels(interpret=False)) == {"triton", "mosaic"}
 
 
 def test_records_are_in_the_file_at_once(tmp_path) -> None:

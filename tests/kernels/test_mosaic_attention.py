@@ -34,6 +34,10 @@ FLOAT16_TOLERANCE = 3e-3
 # Lengths around the borders of blocks of 16 and of tiles of 64; the last token is padding.
 DECODE = AttentionSpec("decode", (1,) * 4, (1, 16, 64, 130), 5, 5, q_heads=3, kv_heads=1)
 ONE = AttentionSpec("one", (1,), (70,), 1, 1, q_heads=3, kv_heads=1)
+# More tiles than there are buffers.
+LONG = replace(ONE, name="long", kv_lens=(330,), block_size=64, head_dim=128)
+# A chunk of a prompt in two tiles of 42 queries, a token beside it, and padding.
+MIXED = AttentionSpec("mixed", (44, 1), (110, 65), 48, 4, q_heads=3, kv_heads=1)
 
 
 def attend(function, inputs: AttentionInputs, spec: AttentionSpec, **options) -> np.ndarray:
@@ -71,6 +75,17 @@ def test_decode_takes_every_shape(spec):
 
 
 @interpreted
+@pytest.mark.parametrize("queries", [1, 2], ids=["decode", "prefill"])
+def test_a_buffer_is_not_filled_again_before_it_is_read(queries):
+    spec = replace(LONG, query_lens=(queries,), num_tokens=queries)
+    inputs = make_inputs(spec, seed=2)
+    options = {"num_splits": 1} if queries == 1 else {}
+    function = paged_decode if queries == 1 else mosaic.paged_attention
+    got = attend(function, as_dtype(inputs, jnp.bfloat16), spec, **options)
+    np.testing.assert_allclose(got, expected(inputs, spec), atol=BFLOAT16_TOLERANCE)
+
+
+@interpreted
 @pytest.mark.parametrize("block_size", [16, 128])
 def test_what_lies_before_the_window_is_not_read(block_size):
     spec = replace(ONE, window=70, block_size=block_size, kv_lens=(199,))
@@ -87,6 +102,28 @@ def test_sinks_count_once_however_many_the_splits():
     options = {"sinks": jnp.asarray(sinks), "num_splits": 2}
     got = attend(paged_decode, as_dtype(inputs, jnp.bfloat16), ONE, **options)
     np.testing.assert_allclose(got, expected(inputs, ONE, sinks), atol=BFLOAT16_TOLERANCE)
+
+
+PREFILLS = (
+    MIXED,
+    replace(MIXED, name="in a window", window=20, softcap=2.0),
+    replace(MIXED, name="head 128, group 8", q_heads=8, head_dim=128, kv_lens=(44, 65)),
+    replace(MIXED, name="blocks of 128, group 4", q_heads=8, kv_heads=2, block_size=128),
+)
+
+
+@interpreted
+@pytest.mark.parametrize("spec", PREFILLS, ids=lambda spec: spec.name)
+def test_prefill_reads_nothing_past_a_border(spec):
+    inputs = make_inputs(spec, seed=2)
+    got = attend(mosaic.paged_attention, as_dtype(inputs, jnp.bfloat16), spec)
+    np.testing.assert_allclose(got, expected(inputs, spec), atol=BFLOAT16_TOLERANCE)
+
+
+def test_sinks_of_a_prefill_are_refused():
+    inputs = as_dtype(make_inputs(MIXED, seed=2), jnp.bfloat16)
+    with pytest.raises(NotImplementedError, match="sinks with several queries"):
+        attend(mosaic.paged_attention, inputs, MIXED, sinks=jnp.zeros(3))
 
 
 @pytest.mark.parametrize(

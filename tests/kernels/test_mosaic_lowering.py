@@ -49,6 +49,11 @@ def test_every_block_size_lowers_in_a_window_with_a_cap(block_size):
     assert "mosaic_gpu" in lower(8, block_size=block_size, window=100, softcap=30.0)
 
 
-@pytest.mark.parametrize("tokens", [1, 8])
+@pytest.mark.parametrize("group", [1, 7, 32])
+def test_prefill_of_every_group_lowers_in_blocks_wider_than_a_tile(group):
+    assert "mosaic_gpu" in lower(64, group=group, block_size=256, window=100, softcap=30.0)
+
+
+@pytest.mark.parametrize("tokens", [1, 8, 9, 512])
 def test_every_number_of_tokens_lowers(tokens):
     assert "mosaic_gpu" in lower(tokens)
