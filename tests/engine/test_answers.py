@@ -8,6 +8,7 @@ import pytest
 from tiny import greedy, oracle_logits
 
 from paged_jax import LLM, InvalidRequest, SamplingParams
+from paged_jax.models.params import ModelParams
 
 PROMPT = [3 + (11 * index) % 240 for index in range(37)]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
@@ -27,15 +28,15 @@ def text(llm: LLM) -> str:
     return run(llm, PROMPT, GREEDY).outputs[0].text
 
 
-def test_greedy_ids_equal_the_oracle(llm: LLM) -> None:
+def test_greedy_ids_equal_the_oracle(llm: LLM, plain_params: ModelParams) -> None:
     found = run(llm, PROMPT, GREEDY).outputs[0].token_ids
-    assert found == greedy(llm.engine.config.model, llm.engine.params, PROMPT, 16)
+    assert found == greedy(llm.engine.config.model, plain_params, PROMPT, 16)
 
 
-def test_logprobs_equal_the_oracle(llm: LLM) -> None:
+def test_logprobs_equal_the_oracle(llm: LLM, plain_params: ModelParams) -> None:
     choice = run(llm, PROMPT, replace(GREEDY, logprobs=3)).outputs[0]
     ids = [*PROMPT, *choice.token_ids]
-    table = log_softmax(oracle_logits(llm.engine.config.model, llm.engine.params, ids))
+    table = log_softmax(oracle_logits(llm.engine.config.model, plain_params, ids))
 
     assert len(choice.logprobs) == 16
     for at, (token, entries) in enumerate(zip(choice.token_ids, choice.logprobs, strict=True)):
@@ -66,12 +67,14 @@ def test_zero_logprobs_lists_the_chosen_token(llm: LLM) -> None:
     assert run(llm, PROMPT, GREEDY).outputs[0].logprobs is None
 
 
-def test_prompt_logprobs_equal_the_oracle_and_do_not_read_the_cache(make_llm) -> None:
+def test_prompt_logprobs_equal_the_oracle_and_do_not_read_the_cache(
+    make_llm, plain_params: ModelParams
+) -> None:
     llm = make_llm(max_num_batched_tokens=16, max_num_seqs=8)
     params = replace(GREEDY, max_tokens=1, prompt_logprobs=2)
     for _ in range(2):
         output = run(llm, PROMPT, params)
-        table = log_softmax(oracle_logits(llm.engine.config.model, llm.engine.params, PROMPT))
+        table = log_softmax(oracle_logits(llm.engine.config.model, plain_params, PROMPT))
         assert output.prompt_logprobs[0] is None and output.num_cached_tokens == 0
         assert len(output.prompt_logprobs) == len(PROMPT)
         for at, (token, entries) in enumerate(
@@ -201,9 +204,8 @@ def test_metrics_of_an_output_are_ordered(llm: LLM) -> None:
     assert list(times) == sorted(times) and metrics.num_generation_tokens == 16
 
 
-def test_repetition_penalty_counts_the_prompt(llm: LLM) -> None:
-    model, params = llm.engine.config.model, llm.engine.params
-    logits = oracle_logits(model, params, PROMPT)[-1]
+def test_repetition_penalty_counts_the_prompt(llm: LLM, plain_params: ModelParams) -> None:
+    logits = oracle_logits(llm.engine.config.model, plain_params, PROMPT)[-1]
     seen = np.isin(np.arange(len(logits)), PROMPT)
     punished = np.where(seen, np.where(logits > 0, logits / 1.8, logits * 1.8), logits)
     found = run(llm, PROMPT, replace(GREEDY, max_tokens=1, repetition_penalty=1.8)).outputs[0]

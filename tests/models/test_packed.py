@@ -63,7 +63,7 @@ def test_8_bit_matrices_are_packed_and_multiplied_apart_from_floats(field: str) 
     packed = make_packed(with_field(narrow), config)
     assert getattr(packed.layers[0], field).panels.dtype == jnp.int8
     (found,) = drive(config, packed, [IDS])
-    plain = with_field(lambda layer: dequantise(narrow(layer)))
+    plain = with_field(lambda layer: dequantise(jax.tree.map(jnp.asarray, narrow(layer))))
     np.testing.assert_allclose(found, oracle_logits(config, plain, IDS), rtol=0, atol=1e-4)
 
 
