@@ -177,7 +177,7 @@ class ServerBackend:
             self._child.close()
             raise
         load_s = time.perf_counter() - start
-        self.facts = {"name": peer.name, "version": peer.program, "load_s": load_s}
+        self.facts = {"name": peer.name, "version": Path(peer.program).name, "load_s": load_s}
 
     def run(self, requests: Sequence[BenchRequest]) -> list[Outcome]:
         """Send all requests, up to `max_concurrency` at once."""
