@@ -57,8 +57,8 @@ def sample(
         log-probabilities are zeros in a step where no row wants any. A row whose every logit is
         -inf gets id 0.
     """
-    if rows.is_plain and kernels.are_usable():
-        return no_logprobs(argmax(logits, limit=vocab_limit), max_logprobs)
+    if rows.is_plain:
+        return no_logprobs(first_largest(logits, limit=vocab_limit), max_logprobs)
     num_rows = logits.shape[0]
     step = lambda args: _sample_tile(args[0], args[1], max_logprobs, vocab_limit)  # noqa: E731
     if num_rows <= ROW_TILE or num_rows % ROW_TILE or platform.target() != "cpu":
@@ -71,10 +71,7 @@ def sample(
 def _sample_tile(
     logits: Array, rows: SamplingRows, max_logprobs: int, vocab_limit: int | None
 ) -> SampleOutput:
-    limited = _limited(logits, vocab_limit)
-    if rows.is_plain:
-        return no_logprobs(first_largest(limited), max_logprobs)
-    tokens = _choose(_change(limited, rows), rows)
+    tokens = _choose(_change(_limited(logits, vocab_limit), rows), rows)
     empty = lambda: no_logprobs(tokens, max_logprobs)  # noqa: E731
     wanted = lambda: position_logprobs(logits, tokens, max_logprobs)  # noqa: E731
     return lax.cond(jnp.any(rows.num_logprobs >= 0), wanted, empty)
@@ -129,14 +126,16 @@ def _choose(logits: Array, rows: SamplingRows) -> Array:
     return lax.cond(jnp.all(rows.is_greedy), greedy, draw)
 
 
-def first_largest(logits: Float[Array, "rows vocab"]) -> Int[Array, " rows"]:
-    """Return the first id of the largest logit.
+def first_largest(
+    logits: Float[Array, "rows vocab"], *, limit: int | None = None
+) -> Int[Array, " rows"]:
+    """Return the first id, below `limit` if there is one, of the largest logit.
 
     In two stages, as XLA's CPU argmax is not vectorised.
     """
     if kernels.are_usable():
-        return argmax(logits)
-    tiles = _tiled(logits, -jnp.inf)
+        return argmax(logits, limit=limit)
+    tiles = _tiled(_limited(logits, limit), -jnp.inf)
     tile = jnp.argmax(jnp.max(tiles, axis=-1), axis=-1).astype(jnp.int32)
     return tile * VOCAB_TILE + jnp.argmax(_pick(tiles, tile), axis=-1).astype(jnp.int32)
 
