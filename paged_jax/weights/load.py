@@ -1,7 +1,7 @@
 """A model from its source: configuration (cheap), parameters, and its own sampling defaults."""
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -33,31 +33,6 @@ SAMPLING_KEYS = {
     "repetition_penalty": "repetition_penalty",
     "max_new_tokens": "max_tokens",
 }
-
-
-@dataclass(frozen=True)
-class LoadedModel:
-    """A model ready to run."""
-
-    config: ModelConfig
-    params: ModelParams
-    default_sampling: dict[str, object]
-    name: str
-
-
-def load_model(
-    source: ModelSource,
-    *,
-    dtype: str = "auto",
-    quantization: str | None = None,
-    load_format: str = "auto",
-    seed: int = 0,
-    progress: bool = True,
-) -> LoadedModel:
-    """Read all of a source; the arguments are those of `read_config` and `load_params`."""
-    config = read_config(source, dtype=dtype, quantization=quantization)
-    params = load_params(source, config, load_format=load_format, seed=seed, progress=progress)
-    return LoadedModel(config, params, default_sampling(source), source.name)
 
 
 def read_config(

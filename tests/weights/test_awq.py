@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 from drive import drive
+from loading import LoadedModel, load_model
 from packers import change_quantization, change_tensors, make_packed_folders, pack_awq
 from tiny import oracle_logits
 
@@ -15,7 +16,6 @@ from paged_jax.config import ModelError, OptionError, Quantisation
 from paged_jax.models.params import ModelParams
 from paged_jax.models.quantised import dequantise, is_quantised
 from paged_jax.weights.awq import read_awq
-from paged_jax.weights.load import LoadedModel, load_model
 from paged_jax.weights.safetensors_reader import SafetensorsFolder
 from paged_jax.weights.source import ModelSource
 
@@ -24,7 +24,7 @@ FACTS = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True,
 
 def load(folder: Path, quantization: str | None = None) -> LoadedModel:
     source = ModelSource("folder", folder, "tiny")
-    return load_model(source, quantization=quantization, progress=False)
+    return load_model(source, quantization=quantization)
 
 
 def same(one: ModelParams, other: ModelParams) -> bool:

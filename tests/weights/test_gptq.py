@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 from drive import drive
+from loading import LoadedModel, load_model
 from packers import change_quantization, change_tensors, make_packed_folders, pack_gptq
 from tiny import greedy, oracle_logits, tiny_words
 
@@ -19,7 +20,6 @@ from paged_jax.config import ModelError, OptionError, Quantisation
 from paged_jax.models.params import ModelParams
 from paged_jax.models.quantised import QuantisedMatrix, dequantise, is_quantised
 from paged_jax.weights.gptq import read_gptq
-from paged_jax.weights.load import LoadedModel, load_model
 from paged_jax.weights.safetensors_reader import SafetensorsFolder
 from paged_jax.weights.source import ModelSource
 
@@ -29,7 +29,7 @@ STEM = "model.layers.1.self_attn.k_proj."
 
 def load(folder: Path, quantization: str | None = None) -> LoadedModel:
     source = ModelSource("folder", folder, "tiny")
-    return load_model(source, quantization=quantization, progress=False)
+    return load_model(source, quantization=quantization)
 
 
 def dense(params: ModelParams) -> ModelParams:

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 from drive import drive
+from loading import LoadedModel, load_model
 from tiny import make_tiny_folder, make_tiny_gguf, oracle_logits, tiny_model_config
 
 from paged_jax.build import size_pool
@@ -22,13 +23,12 @@ from paged_jax.models.params import ModelParams
 from paged_jax.models.quantised import dequantise, is_quantised
 from paged_jax.weights.dummy import dummy_params
 from paged_jax.weights.int8 import quantise
-from paged_jax.weights.load import LoadedModel, load_model
 from paged_jax.weights.source import ModelSource
 
 
 def load(path: Path, quantization: str | None = "int8") -> LoadedModel:
     source = ModelSource("gguf" if path.suffix == ".gguf" else "folder", path, "tiny")
-    return load_model(source, quantization=quantization, progress=False)
+    return load_model(source, quantization=quantization)
 
 
 def dense(params: ModelParams) -> ModelParams:

@@ -8,10 +8,11 @@ import jax
 import numpy as np
 import pytest
 from drive import drive
+from loading import load_model
 from tiny import make_tiny_folder, make_tiny_gguf, oracle_logits, tiny_model_config
 
 from paged_jax.config import ModelError
-from paged_jax.weights.load import default_sampling, load_model, load_params, read_config
+from paged_jax.weights.load import default_sampling, load_params, read_config
 from paged_jax.weights.source import ModelSource
 
 
@@ -58,18 +59,16 @@ def test_a_broken_description_is_refused_by_name(tmp_path, content):
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
 def test_gguf_equals_the_folder(tmp_path, family):
-    folder = load_model(source_of(make_tiny_folder(tmp_path / "m", family=family)), progress=False)
+    folder = load_model(source_of(make_tiny_folder(tmp_path / "m", family=family)))
     file = make_tiny_gguf(tmp_path / "m.gguf", family=family)
-    gguf = load_model(source_of(file), progress=False)
+    gguf = load_model(source_of(file))
     assert jax.tree.structure(folder.params) == jax.tree.structure(gguf.params)
     assert jax.tree.all(jax.tree.map(np.array_equal, folder.params, gguf.params))
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
 def test_a_loaded_model_computes_the_oracle_s_logits(tmp_path, family):
-    loaded = load_model(
-        source_of(make_tiny_gguf(tmp_path / "m.gguf", family=family)), progress=False
-    )
+    loaded = load_model(source_of(make_tiny_gguf(tmp_path / "m.gguf", family=family)))
     ids = list(range(3, 20))
     (actual,) = drive(loaded.config, loaded.params, [ids])
     expected = oracle_logits(loaded.config, loaded.params, ids)
