@@ -24,6 +24,7 @@ from pallas_kernels.online_softmax import (
     sink_weight,
 )
 from pallas_kernels.tiles import (
+    H200_SMS,
     Pool,
     Scales,
     Sinks,
@@ -58,7 +59,7 @@ def paged_decode(
     k_scales: Scales | None = None,
     v_scales: Scales | None = None,
     num_splits: int | None = None,
-    num_sms: int = 132,
+    num_sms: int = H200_SMS,
     interpret: bool = False,
 ) -> Float[Array, "tokens q_heads head_dim"]:
     """Attend as `reference.paged_attention` does, for steps of about one query a sequence.

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels.decode import paged_decode
 from pallas_kernels.prefill import paged_prefill
-from pallas_kernels.tiles import Pool, Scales, Sinks
+from pallas_kernels.tiles import H200_SMS, Pool, Scales, Sinks
 
 
 def paged_mixed(
@@ -27,7 +27,7 @@ def paged_mixed(
     sinks: Sinks | None = None,
     k_scales: Scales | None = None,
     v_scales: Scales | None = None,
-    num_sms: int = 132,
+    num_sms: int = H200_SMS,
     interpret: bool = False,
 ) -> Float[Array, "tokens q_heads head_dim"]:
     """Attend as `reference.paged_attention` does; for what the arguments are, see `paged_decode`.

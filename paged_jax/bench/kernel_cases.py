@@ -16,7 +16,7 @@ import numpy as np
 from paged_jax.bench.arrays import random_array, random_pool
 from paged_jax.bench.cases import Case, Measurement
 from paged_jax.bench.sizes import Queries
-from paged_jax.bench.speed import compiled, sequences
+from paged_jax.bench.speed import compiled, copy, sequences, square_product
 from paged_jax.bench.timing import Effort, measure
 from paged_jax.device import platform
 from paged_jax.device.attention import AttentionBackend, paged_attention, write_kv
@@ -84,8 +84,9 @@ def measure_kernels(only: str = "", *, is_quick: bool = False) -> Iterator[dict]
 
 def limits(scale: Scale) -> Iterator[Case]:
     """Yield what the shares are taken of."""
-    yield Case("limit copy", "int32", partial(_copy, scale))
-    yield Case("limit product float32", "float32", partial(_square, scale))
+    yield Case("limit copy", "int32", partial(copy, scale.copy_bytes, scale.effort))
+    product = partial(square_product, scale.matmul_size, "float32", scale.effort)
+    yield Case("limit product float32", "float32", product)
 
 
 def attention(scale: Scale) -> Iterator[Case]:
@@ -161,20 +162,6 @@ def _share(record: dict, found: dict[str, dict]) -> float | None:
         record["num_bytes"] / copy["bytes_per_s"], record["num_flops"] / square["flops_per_s"]
     )
     return floor_s / record["median_s"]
-
-
-def _copy(scale: Scale) -> Measurement:
-    x = jnp.ones(scale.copy_bytes // 4, jnp.int32)
-    program, compile_s = compiled(lambda x: x ^ 1, x)
-    return Measurement(measure(program, x, scale.effort), 2 * x.nbytes, 0, compile_s)
-
-
-def _square(scale: Scale) -> Measurement:
-    size = scale.matmul_size
-    a = random_array(0, (size, size), "float32")
-    program, compile_s = compiled(jnp.matmul, a, a)
-    timing = measure(lambda _: program(a, a), a, scale.effort)
-    return Measurement(timing, 3 * a.nbytes, 2 * size**3, compile_s)
 
 
 def _pool(seed: int, shape: tuple[int, int, int, int], dtype: str) -> jax.Array:

@@ -17,7 +17,7 @@ from paged_jax.bench.arrays import random_array, random_int8, random_matrix, ran
 from paged_jax.bench.cases import Case, Measurement
 from paged_jax.bench.implementations import Attention, kernels
 from paged_jax.bench.sizes import Queries, Sizes
-from paged_jax.bench.timing import measure
+from paged_jax.bench.timing import Effort, measure
 from pallas_kernels.quant_matmul import quant_matmul
 
 BLOCK_SIZE = 16
@@ -28,8 +28,9 @@ ITEM_BYTES = 2
 
 def limits(sizes: Sizes) -> Iterator[Case]:
     """Yield what the shares are taken of: a large copy and a large product."""
-    yield Case("copy", DTYPE, partial(_copy, sizes))
-    yield Case("matmul", DTYPE, partial(_matmul, sizes))
+    yield Case("copy", DTYPE, partial(copy, sizes.copy_bytes, sizes.effort))
+    product = partial(square_product, sizes.matmul_size, DTYPE, sizes.effort)
+    yield Case("matmul", DTYPE, product)
 
 
 def decode(sizes: Sizes) -> Iterator[Case]:
@@ -63,17 +64,18 @@ def compiled(function: Callable[..., Any], *arguments: Any) -> tuple[Any, float]
     return program, time.perf_counter() - start
 
 
-def _copy(sizes: Sizes) -> Measurement:
-    x = jnp.ones(sizes.copy_bytes // 4, jnp.int32)
+def copy(num_bytes: int, effort: Effort) -> Measurement:
+    """Measure a copy in the device's memory: what attention and few rows are held against."""
+    x = jnp.ones(num_bytes // 4, jnp.int32)
     program, compile_s = compiled(lambda x: x ^ 1, x)
-    return Measurement(measure(program, x, sizes.effort), 2 * x.nbytes, 0, compile_s)
+    return Measurement(measure(program, x, effort), 2 * x.nbytes, 0, compile_s)
 
 
-def _matmul(sizes: Sizes) -> Measurement:
-    size = sizes.matmul_size
-    a, b = (random_matrix(seed, (size, size), DTYPE) for seed in (0, 1))
+def square_product(size: int, dtype: str, effort: Effort) -> Measurement:
+    """Measure a product of two [size size] matrices: what many rows are held against."""
+    a, b = (random_matrix(seed, (size, size), dtype) for seed in (0, 1))
     program, compile_s = compiled(jnp.matmul, a, b)
-    timing = measure(lambda _: program(a, b), a, sizes.effort)
+    timing = measure(lambda _: program(a, b), a, effort)
     return Measurement(timing, 3 * a.nbytes, 2 * size**3, compile_s)
 
 

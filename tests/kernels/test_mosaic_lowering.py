@@ -1,36 +1,14 @@
 """Every Mosaic GPU kernel and shape lowers for an NVIDIA GPU on a machine that has none."""
 
-import functools
+from functools import partial
 
-import jax
-import jax.numpy as jnp
 import pytest
+from lowering import lower_call, needs_no_gpu
 
 from pallas_kernels import mosaic
 
-pytestmark = pytest.mark.skipif(
-    jax.__version_info__ >= (0, 11),
-    reason="from JAX 0.11 on, lowering for a GPU needs the CUDA plug-in to describe one: "
-    "the compile check of tests/gpu_compile does it there",
-)
-
-
-def lower(
-    tokens: int,
-    *,
-    group: int = 4,
-    head_dim: int = 128,
-    block_size: int = 16,
-    dtype: str = "bfloat16",
-    **rule,
-) -> str:
-    """Lower one call for 8 sequences of up to 4,096 tokens and 2 KV heads."""
-    pool = jax.ShapeDtypeStruct((64, block_size, 2, head_dim), dtype)
-    ints = ((8, 4096 // block_size), (9,), (8,))
-    arrays = [jax.ShapeDtypeStruct((tokens, 2 * group, head_dim), dtype), pool, pool]
-    arrays += [jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ints]
-    attend = jax.jit(functools.partial(mosaic.paged_attention, scale=0.1, **rule))
-    return attend.trace(*arrays).lower(lowering_platforms=("cuda",)).as_text()
+pytestmark = needs_no_gpu
+lower = partial(lower_call, mosaic.paged_attention)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

@@ -1,39 +1,15 @@
 """Every Triton kernel and shape lowers for an NVIDIA GPU on a machine that has none."""
 
-import functools
+from functools import partial
 
-import jax
 import jax.numpy as jnp
 import pytest
+from lowering import lower_call, needs_no_gpu
 
 from pallas_kernels import triton
 
-pytestmark = pytest.mark.skipif(
-    jax.__version_info__ >= (0, 11),
-    reason="from JAX 0.11 on, lowering for a GPU needs the CUDA plug-in to describe one: "
-    "the compile check of tests/gpu_compile does it there",
-)
-
-
-def lower(
-    tokens: int,
-    *,
-    group: int = 4,
-    head_dim: int = 128,
-    block_size: int = 16,
-    dtype: str = "bfloat16",
-    pool_dtype: str | None = None,
-    **rule,
-) -> str:
-    """Lower one call for 8 sequences of up to 4,096 tokens and 2 KV heads."""
-    pool = jax.ShapeDtypeStruct((64, block_size, 2, head_dim), pool_dtype or dtype)
-    ints = ((8, 4096 // block_size), (9,), (8,))
-    arrays = [jax.ShapeDtypeStruct((tokens, 2 * group, head_dim), dtype), pool, pool]
-    arrays += [jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ints]
-    if pool.dtype.itemsize == 1:
-        rule |= dict.fromkeys(("k_scales", "v_scales"), jnp.ones(pool.shape[:3], jnp.float32))
-    attend = jax.jit(functools.partial(triton.paged_attention, scale=0.1, **rule))
-    return attend.trace(*arrays).lower(lowering_platforms=("cuda",)).as_text()
+pytestmark = needs_no_gpu
+lower = partial(lower_call, triton.paged_attention)
 
 
 KERNELS = pytest.mark.parametrize(("tokens", "name"), [(8, "paged_decode"), (64, "paged_prefill")])

@@ -2,28 +2,11 @@
 // that sanitizers can watch it.
 #include <cstdio>
 #include <cstdlib>
-#include <thread>
 
 #include "attention_step.h"
+#include "threads.h"
 
 using namespace paged_jax;
-
-// Runs every task on a new thread, and so is as free in its order as a pool can be.
-struct Threads {
-  int count;
-  std::vector<std::thread> started;
-
-  int num_threads() const { return count; }
-  template <class F>
-  void Schedule(F f) {
-    started.emplace_back(std::move(f));
-  }
-  ~Threads() {
-    for (auto& thread : started) thread.join();
-  }
-};
-
-float uniform() { return float(std::rand()) / RAND_MAX - 0.5f; }
 
 void convert(float from, float& to) { to = from; }
 void convert(float from, uint16_t& to) { to = to_bfloat16(from); }
