@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from paged_jax.async_engine import AsyncEngine
-    from paged_jax.config import EngineArgs
     from paged_jax.engine import Engine
+    from paged_jax.engine_args import EngineArgs
     from paged_jax.host.invalid_request import InvalidRequest
     from paged_jax.host.sampling_params import SamplingParams
     from paged_jax.llm import LLM
@@ -30,7 +30,7 @@ _HOMES = {
     "AsyncEngine": "paged_jax.async_engine",
     "CompletionOutput": "paged_jax.outputs",
     "Engine": "paged_jax.engine",
-    "EngineArgs": "paged_jax.config",
+    "EngineArgs": "paged_jax.engine_args",
     "InvalidRequest": "paged_jax.host.invalid_request",
     "LLM": "paged_jax.llm",
     "Logprob": "paged_jax.outputs",

@@ -14,8 +14,9 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from collections.abc import Sequence as Seq
 
 from paged_jax.build import build_engine
-from paged_jax.config import EngineArgs, EngineConfig
+from paged_jax.config import EngineConfig
 from paged_jax.engine import Engine
+from paged_jax.engine_args import EngineArgs
 from paged_jax.host.invalid_request import InvalidRequest
 from paged_jax.host.sampling_params import SamplingParams
 from paged_jax.host.trace import EngineObserver, EngineStats

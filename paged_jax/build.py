@@ -7,7 +7,6 @@ import jax
 
 from paged_jax.config import (
     CacheConfig,
-    EngineArgs,
     EngineConfig,
     MeshShape,
     ModelConfig,
@@ -18,6 +17,7 @@ from paged_jax.config import (
 from paged_jax.device.kv_pool import block_bytes, pool_struct
 from paged_jax.device.sharding import device_bytes_of, make_mesh
 from paged_jax.engine import Engine
+from paged_jax.engine_args import EngineArgs
 from paged_jax.memory import MemoryLedger, check_model_len, device_bytes, plan_memory
 from paged_jax.models.layout import divided
 from paged_jax.models.params import ModelParams

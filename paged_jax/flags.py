@@ -12,7 +12,8 @@ from dataclasses import Field, fields
 from typing import Any, NoReturn
 
 import paged_jax
-from paged_jax.config import EngineArgs, OptionError, option_kind
+from paged_jax.config import OptionError
+from paged_jax.engine_args import EngineArgs, option_kind
 from paged_jax.text.reasoning import REASONING_PARSERS
 from paged_jax.text.tool_calls import TOOL_CALL_PARSERS
 

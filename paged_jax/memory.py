@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 
 import jax
 
-from paged_jax.config import GIB, EngineArgs, OptionError
+from paged_jax.config import GIB, OptionError
+from paged_jax.engine_args import EngineArgs
 
 CPU_POOL_BYTES = GIB
 

@@ -20,7 +20,8 @@ import uvicorn
 from starlette.applications import Starlette
 
 import paged_jax
-from paged_jax.config import EngineArgs, OptionError
+from paged_jax.config import OptionError
+from paged_jax.engine_args import EngineArgs
 from paged_jax.flags import API_KEY_VARIABLE, IGNORED, parse
 from paged_jax.phases import PhaseClock
 from server import ServerSettings, create_app

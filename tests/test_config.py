@@ -2,7 +2,8 @@ from dataclasses import FrozenInstanceError, fields
 
 import pytest
 
-from paged_jax.config import EngineArgs, ModelConfig, OptionError, RopeScaling, check_option
+from paged_jax.config import ModelConfig, OptionError, RopeScaling
+from paged_jax.engine_args import EngineArgs, check_option
 
 
 def make_model(**options: object) -> ModelConfig:

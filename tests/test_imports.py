@@ -9,7 +9,7 @@ import paged_jax
 
 
 @pytest.mark.parametrize(
-    "module", ["paged_jax", "paged_jax.config", "paged_jax.host.scheduler", "paged_jax.flags"]
+    "module", ["paged_jax", "paged_jax.engine_args", "paged_jax.host.scheduler", "paged_jax.flags"]
 )
 def test_importing_loads_neither_jax_nor_numpy(module: str) -> None:
     code = f"import sys, {module}; print([m for m in ('jax', 'numpy') if m in sys.modules])"

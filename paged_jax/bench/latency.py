@@ -10,7 +10,7 @@ from paged_jax.bench.datasets import Draw, random_requests
 from paged_jax.bench.machine import machine_facts
 from paged_jax.bench.metrics import Figures
 from paged_jax.bench.report import append_json, exit_if_failed, extra_rows
-from paged_jax.config import EngineArgs
+from paged_jax.engine_args import EngineArgs
 from paged_jax.flags import add_engine_flags, read_engine_args
 
 PERCENTILES = (10, 25, 50, 75, 90, 99)

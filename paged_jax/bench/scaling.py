@@ -13,7 +13,8 @@ from paged_jax.bench.machine import machine_facts
 from paged_jax.bench.report import row, write_json
 from paged_jax.bench.step import numbers, time_decode
 from paged_jax.bench.throughput import measure
-from paged_jax.config import EngineArgs, OptionError
+from paged_jax.config import OptionError
+from paged_jax.engine_args import EngineArgs
 from paged_jax.flags import add_engine_flags, read_engine_args
 
 

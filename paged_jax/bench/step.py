@@ -19,7 +19,8 @@ import numpy as np
 from paged_jax.bench.datasets import Draw, random_requests
 from paged_jax.bench.machine import machine_facts
 from paged_jax.bench.report import append_json, row
-from paged_jax.config import EngineArgs, OptionError
+from paged_jax.config import OptionError
+from paged_jax.engine_args import EngineArgs
 from paged_jax.flags import add_engine_flags, read_engine_args
 from paged_jax.host.sampling_params import SamplingParams
 

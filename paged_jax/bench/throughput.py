@@ -16,7 +16,8 @@ from paged_jax.bench.datasets import BenchRequest, Encoder, add_dataset_flags, r
 from paged_jax.bench.machine import cpu_shares, cpu_times, machine_facts
 from paged_jax.bench.metrics import Figures, Outcome, summarise
 from paged_jax.bench.report import append_json, exit_if_failed, extra_rows, metric_rows
-from paged_jax.config import EngineArgs, OptionError
+from paged_jax.config import OptionError
+from paged_jax.engine_args import EngineArgs
 from paged_jax.flags import add_engine_flags, read_engine_args
 
 BACKENDS = ("paged_jax", "transformers", "vllm", "llama.cpp", "openvino", "transformers-server")

@@ -9,7 +9,8 @@ import pytest
 from tiny import make_tiny_folder
 
 from paged_jax import LLM, SamplingParams
-from paged_jax.config import EngineArgs, OptionError
+from paged_jax.config import OptionError
+from paged_jax.engine_args import EngineArgs
 from paged_jax.memory import check_model_len, plan_memory
 
 PROMPT = [3 + index for index in range(20)]

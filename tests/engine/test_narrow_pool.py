@@ -6,7 +6,8 @@ import pytest
 from test_invariance import ids, make_params, make_prompts
 
 from paged_jax import LLM
-from paged_jax.config import EngineArgs, OptionError
+from paged_jax.config import OptionError
+from paged_jax.engine_args import EngineArgs
 
 NUM = 8
 

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from paged_jax.config import EngineArgs
+from paged_jax.engine_args import EngineArgs
 from paged_jax.flags import parse
 
 

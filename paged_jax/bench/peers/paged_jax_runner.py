@@ -5,7 +5,7 @@ import wire
 from paged_jax import __version__
 from paged_jax.bench.datasets import BenchRequest
 from paged_jax.bench.engine_run import OwnEngine
-from paged_jax.config import EngineArgs
+from paged_jax.engine_args import EngineArgs
 
 
 class Engine:
