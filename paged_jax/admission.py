@@ -3,6 +3,7 @@
 import secrets
 import time
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 
 from paged_jax.config import EngineConfig, ModelConfig
 from paged_jax.host.invalid_request import InvalidRequest
@@ -88,14 +89,42 @@ def make_request(
     )
 
 
-def _salt(prompt_len: int, salt: str | None, model: ModelConfig) -> str | None:
-    """Separate prompts whose keys differ for equal tokens.
+def make_fork(
+    parent: Request,
+    prompt: Seq[int],
+    params: SamplingParams | None,
+    config: EngineConfig,
+    *,
+    request_id: str,
+) -> Request:
+    """Return a request that begins with some of the parent's tokens; it is of the same owner.
 
-    Under dynamic rotary scaling the keys of a prompt beyond the original length depend on its
-    own length.
+    Args:
+        params: None is the parent's, for one choice and with a seed of its own.
+    """
+    salt = parent.cache_salt
+    if _depends_on_length(len(parent.prompt), config.model):
+        salt = (salt or "").rpartition("\0")[0] or None
+    return make_request(
+        prompt,
+        replace(parent.sampling, n=1, seed=None) if params is None else params,
+        config,
+        request_id=request_id,
+        priority=parent.priority,
+        cache_salt=salt,
+    )
+
+
+def _salt(prompt_len: int, salt: str | None, model: ModelConfig) -> str | None:
+    """Separate prompts whose keys differ for equal tokens."""
+    return f"{salt or ''}\0{prompt_len}" if _depends_on_length(prompt_len, model) else salt
+
+
+def _depends_on_length(prompt_len: int, model: ModelConfig) -> bool:
+    """Whether a prompt's keys depend on its own length.
+
+    They do under dynamic rotary scaling, beyond the original length.
     """
     scaling = model.rope_scaling
     original = scaling.original_max_position or model.max_position
-    if scaling.kind != "dynamic" or prompt_len <= original:
-        return salt
-    return f"{salt or ''}\0{prompt_len}"
+    return scaling.kind == "dynamic" and prompt_len > original

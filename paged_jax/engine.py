@@ -13,12 +13,13 @@ from collections.abc import Sequence as Seq
 
 import jax
 
-from paged_jax.admission import check_request, make_request
+from paged_jax.admission import check_request, make_fork, make_request
 from paged_jax.answers import Answer, LogprobTables
 from paged_jax.config import EngineConfig
 from paged_jax.device.kv_pool import init_pool
 from paged_jax.device.sampling import SampleOutput
 from paged_jax.device.step_batch import pack
+from paged_jax.host.forking import find_choice, first_tokens
 from paged_jax.host.request import Chunk, FinishReason, ScheduledStep, TokenDelta
 from paged_jax.host.sampling_params import SamplingParams
 from paged_jax.host.scheduler import Scheduler
@@ -27,6 +28,7 @@ from paged_jax.launched import LaunchedStep
 from paged_jax.models.params import ModelParams
 from paged_jax.outputs import ChoiceDelta, RequestDelta
 from paged_jax.programs import CompileCounter, Drawn, Programs
+from paged_jax.prompt_scores import score_prompts
 from paged_jax.step import BackboneOutput
 from paged_jax.text.tokenizer import Tokenizer
 
@@ -100,6 +102,32 @@ class Engine:
         self.scheduler.add(request)
         self._answers[request_id] = Answer(request, self.tokenizer)
 
+    def fork(
+        self,
+        request_id: str,
+        *,
+        new_id: str,
+        at: int | None = None,
+        params: SamplingParams | None = None,
+        choice: int = 0,
+    ) -> None:
+        """Start a request whose prompt is the first tokens of a running one, on the same blocks.
+
+        Args:
+            at: how many of the prompt's and the answer's tokens; None is all there are so far.
+            params: what follows is drawn by these; None: by the other's, with another seed.
+            choice: which of the other's answers.
+
+        Raises:
+            InvalidRequest: the other is not running, it can never be served, or `new_id` is in use.
+        """
+        parent = find_choice(self.scheduler.live(request_id), request_id, choice)
+        prompt = first_tokens(parent, at)
+        request = make_fork(parent.request, prompt, params, self.config, request_id=new_id)
+        self.check(prompt, request.sampling)
+        self.scheduler.fork(request, parent)
+        self._answers[new_id] = Answer(request, self.tokenizer)
+
     def abort(self, request_id: str) -> RequestDelta | None:
         """End a request in whatever state; return its last delta, None if it has ended already."""
         answer = self._answers.get(request_id)
@@ -152,7 +180,7 @@ class Engine:
             shape = programs.batch_shape(work.num_tokens)
             batch = pack(work.chunks, shape, self.config.cache.block_size, pending=pending)
             hidden, self.pool = programs.run_backbone(self.params, self.pool, batch, self._drawn)
-            self._score_prompts(work.chunks, hidden)
+            score_prompts(programs, self.params, work.chunks, hidden, self._answers)
             launched = LaunchedStep(work, start_s, self._draw(work.chunks, hidden))
         launched.start_copying()
         return launched
@@ -173,18 +201,6 @@ class Engine:
         self._record_step(launched.work, max(launched.start_s, self._last_end_s), len(drawn))
         self._last_end_s = now_s
         return deltas
-
-    def _score_prompts(self, chunks: tuple[Chunk, ...], hidden: BackboneOutput) -> None:
-        """Fill in prompt log-probabilities for the chunks whose requests ask for them."""
-        at = 0
-        for chunk in chunks:
-            answer = self._answers.get(chunk.sequence.request.id)
-            if answer is not None and answer.prompt_logprobs is not None:
-                first = chunk.start + 1  # a token's hidden state tells of the next one
-                targets = answer.request.prompt[first : first + chunk.length]
-                outs = self.programs.run_score(self.params, hidden, at, targets)
-                answer.fill_scores(first, len(targets), outs)
-            at += chunk.length
 
     def _note_scheduled(self, work: ScheduledStep, start_s: float) -> None:
         for chunk in work.chunks:

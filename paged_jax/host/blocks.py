@@ -76,6 +76,10 @@ class BlockPool:
         """Return how many sequences hold the block."""
         return self._refs[block]
 
+    def is_published(self, block: int) -> bool:
+        """Return whether the block can be found by its hash."""
+        return block in self._hash_of
+
     def match_prefix(self, hashes: Iterable[bytes]) -> list[int]:
         """Return a block for each hash up to the first unknown one. Takes no reference."""
         blocks: list[int] = []

@@ -13,6 +13,7 @@ from collections.abc import Sequence as Seq
 from paged_jax.config import CacheConfig, SchedulerConfig
 from paged_jax.host.blocks import BlockPool
 from paged_jax.host.ending import ending, num_ready
+from paged_jax.host.forking import num_shareable
 from paged_jax.host.invalid_request import InvalidRequest
 from paged_jax.host.plan import StepPlan
 from paged_jax.host.prefix import PrefixCache
@@ -116,6 +117,28 @@ class Scheduler:
         self._live[request.id] = [sequence]
         self._enqueue(sequence)
         return sequence
+
+    def fork(self, request: Request, parent: Sequence) -> Sequence:
+        """Queue a request that begins with tokens of a live sequence, and let it share its blocks.
+
+        Without a free seat it waits like any other, and is admitted with what is still cached.
+
+        Raises:
+            InvalidRequest: its id is in use, or it could never be served.
+        """
+        child = self.add(request)
+        num_shared = num_shareable(parent, request)
+        has_seats = self._num_seats_taken() + child.num_samples <= self.config.max_seqs
+        if num_shared and has_seats:
+            self._waiting.remove(child)
+            self._tables.share(parent, child, num_shared)
+            child.status, child.num_cached = Status.RUNNING, num_shared
+            self._running.append(child)
+        return child
+
+    def live(self, request_id: str) -> Seq[Sequence]:
+        """Return the unfinished sequences of a request; none if it has ended."""
+        return tuple(self._live.get(request_id, ()))
 
     def schedule(self, *, ahead_of: ScheduledStep | None = None) -> ScheduledStep:
         """Decide the next step and advance the sequences as if it had run.

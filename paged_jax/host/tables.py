@@ -1,7 +1,7 @@
 """How sequences hold blocks: block tables that grow, share blocks and copy them on write.
 
 Invariant: a sequence holds exactly the blocks of its computed tokens, so only its last block can be
-partly filled, and that is the only block that more than one sequence may want to write.
+partly its own, and that is the only block that it may have to copy before it writes.
 """
 
 from collections import Counter
@@ -50,13 +50,13 @@ class BlockTables:
 
         Returns the (source, target) of the block copy that has to come before their writes, if any.
         """
-        num_new, is_shared = self._num_new_blocks(sequence, length), self._is_last_shared(sequence)
+        num_new, needs_copy = self._num_new_blocks(sequence, length), self._needs_copy(sequence)
         copy = None
         sequence.num_computed += length
         if num_new == 0:
             return None
         blocks = self._pool.allocate(num_new)
-        if is_shared:
+        if needs_copy:
             source, target = sequence.block_table[-1], blocks.pop(0)
             self._pool.release([source])
             sequence.block_table[-1] = target
@@ -64,13 +64,19 @@ class BlockTables:
         sequence.block_table += blocks
         return copy
 
-    def share(self, sequence: Sequence, child: Sequence) -> None:
-        """Let a new sequence hold the same blocks."""
-        self._pool.acquire(sequence.block_table)
-        child.block_table = list(sequence.block_table)
-        child.block_hashes = list(sequence.block_hashes)
-        child.num_published = sequence.num_published
-        child.num_computed = sequence.num_computed
+    def share(self, parent: Sequence, child: Sequence, length: int | None = None) -> None:
+        """Let a new sequence begin with blocks of another, which are copied when one writes them.
+
+        Args:
+            length: tokens it begins with, all of them computed and equal in both; None is all the
+                parent has computed.
+        """
+        child.num_computed = parent.num_computed if length is None else length
+        num_full = child.num_computed // self._block_size
+        child.block_table = parent.block_table[: self.num_blocks_for(child.num_computed)]
+        child.block_hashes = parent.block_hashes[:num_full]
+        child.num_published = min(parent.num_published, num_full)
+        self._pool.acquire(child.block_table)
 
     def release(self, sequence: Sequence) -> None:
         """Give all the sequence's blocks back."""
@@ -81,8 +87,14 @@ class BlockTables:
         """Return how full the pool is, given the sequences that hold blocks."""
         num_usable, size = self._pool.num_usable, self._block_size
         num_used = num_usable - self._pool.num_free
-        gaps = {seq.block_table[-1]: -seq.num_computed % size for seq in running}
-        return PoolUsage(num_usable, num_used, num_used * size - sum(gaps.values()))
+        gaps: dict[int, list[int]] = {}
+        for sequence in running:
+            gap = -sequence.num_computed % size
+            if gap:
+                gaps.setdefault(sequence.block_table[-1], []).append(gap)
+        # A block is as full as the longest of its holders makes it.
+        free = (min(own) for block, own in gaps.items() if len(own) == self._pool.ref_count(block))
+        return PoolUsage(num_usable, num_used, num_used * size - sum(free))
 
     def check(self, running: Iterable[Sequence]) -> None:
         """Raise AssertionError unless the pool's references are those of these sequences."""
@@ -99,11 +111,16 @@ class BlockTables:
             assert self._pool.ref_count(block) == num_holders, f"wrong references of block {block}"
 
     def _num_new_blocks(self, sequence: Sequence, length: int) -> int:
-        """Blocks to allocate for the next `length` tokens, including a copy of a shared block."""
+        """Blocks to allocate for the next `length` tokens, including a copy of the last block."""
         total = self.num_blocks_for(sequence.num_computed + length)
-        return total - len(sequence.block_table) + self._is_last_shared(sequence)
+        return total - len(sequence.block_table) + self._needs_copy(sequence)
 
-    def _is_last_shared(self, sequence: Sequence) -> bool:
-        """Whether the next token goes into a block that another sequence reads as well."""
-        is_partial = sequence.num_computed % self._block_size > 0
-        return is_partial and self._pool.ref_count(sequence.block_table[-1]) > 1
+    def _needs_copy(self, sequence: Sequence) -> bool:
+        """Whether the next token goes into a block that somebody else reads as well.
+
+        That is another sequence, or the prefix cache, where a fork holds the head of a full block.
+        """
+        if sequence.num_computed % self._block_size == 0:
+            return False
+        last = sequence.block_table[-1]
+        return self._pool.ref_count(last) > 1 or self._pool.is_published(last)

@@ -117,12 +117,15 @@ class SchedulerMachine(RuleBasedStateMachine):
     def add(self, prompt, n, max_tokens, priority, salt, is_scored):
         if -(-(len(prompt) + 1) // BLOCK_SIZE) > self.num_usable:
             return
+        request = self.make_request(prompt, max_tokens, priority, salt, n, is_scored)
+        self.known.append(self.scheduler.add(request))
+
+    def make_request(self, prompt, max_tokens, priority, salt, n, is_scored=False):
         self.num_added += 1
-        sampling = SamplingParams(n=n, prompt_logprobs=0 if is_scored else None)
-        request = Request(
+        return Request(
             id=str(self.num_added),
             prompt=prompt,
-            sampling=sampling,
+            sampling=SamplingParams(n=n, prompt_logprobs=0 if is_scored else None),
             seed=0,
             max_tokens=max_tokens,
             eos_ids=(EOS,),
@@ -130,7 +133,24 @@ class SchedulerMachine(RuleBasedStateMachine):
             cache_salt=salt,
             arrival_s=float(self.num_added // 2),
         )
-        self.known.append(self.scheduler.add(request))
+
+    @precondition(lambda self: self.scheduler.has_work)
+    @rule(
+        data=st.data(),
+        n=st.sampled_from([1, 1, 3]),
+        max_tokens=st.integers(1, 30),
+        has_other_salt=st.sampled_from([False, False, False, True]),
+    )
+    def fork(self, data, n, max_tokens, has_other_salt):
+        live = [seq for seq in self.known if seq.status is not Status.FINISHED]
+        parent = data.draw(st.sampled_from(live))
+        prompt = parent.tokens(0, data.draw(st.integers(1, parent.num_tokens)))
+        if -(-(len(prompt) + 1) // BLOCK_SIZE) > self.num_usable or len(prompt) >= MAX_MODEL_LEN:
+            return
+        salt = "other" if has_other_salt else parent.request.cache_salt
+        request = self.make_request(prompt, max_tokens, 1, salt, n)
+        self.known.append(self.scheduler.fork(request, parent))
+        self.seen["forks of requests"] += self.known[-1].num_computed > 0
 
     @precondition(lambda self: self.scheduler.has_work)
     @rule(data=st.data(), token=st.sampled_from([1, 1, 1, 3, 3, EOS]), is_greedy=st.booleans())
@@ -293,7 +313,7 @@ def test_every_position_holds_its_own_history_whatever_happens():
         SchedulerMachine,
         settings=settings(max_examples=150, stateful_step_count=40, deadline=None),
     )
-    assert len(SchedulerMachine.seen) == 7
+    assert len(SchedulerMachine.seen) == 8
     assert all(SchedulerMachine.seen.values()), SchedulerMachine.seen
 
 
