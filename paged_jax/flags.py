@@ -22,7 +22,7 @@ COUNTS = {"": 1, "k": 1000, "K": 1 << 10, "m": 10**6, "M": 1 << 20}
 SIZES = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 ALIASES = {"kv_cache_memory": ("--kv-cache-memory-bytes",)}
 IGNORED = {
-    "--disable-log-requests": "requests are never logged",
+    "--disable-log-requests": "it is the default",
     "--disable-uvicorn-access-log": "there is no access log",
     "--enable-chunked-prefill": "it is always on",
     "--enable-prompt-tokens-details": "they are always reported",
@@ -140,14 +140,30 @@ def _add_server_flags(group: "argparse._ArgumentGroup") -> None:
         choices=tuple(REASONING_PARSERS),
         help="tell <think>...</think> from the answer",
     )
-    levels = ("debug", "info", "warning", "error")
-    add("--log-level", choices=levels, default="info", help="(default: %(default)s)")
+    _add_log_flags(group)
     add(
         "--shutdown-timeout",
         type=_read_seconds,
         default=15.0,
         metavar="SECONDS",
         help="how long running requests may go on after a signal (default: %(default)s)",
+    )
+
+
+def _add_log_flags(group: "argparse._ArgumentGroup") -> None:
+    add = group.add_argument
+    levels = ("debug", "info", "warning", "error")
+    add("--log-level", choices=levels, default="info", help="(default: %(default)s)")
+    add("--log-format", choices=("text", "json"), default="text", help="(default: %(default)s)")
+    add(
+        "--enable-log-requests",
+        action="store_true",
+        help="a line for each request that ended: id, counts and times, never its text",
+    )
+    add(
+        "--metrics-alias",
+        choices=("vllm",),
+        help="tell each paged_jax: metric under this prefix too",
     )
     add(
         "--log-stats-interval",

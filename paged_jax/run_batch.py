@@ -22,6 +22,7 @@ from starlette.types import ASGIApp, Message
 
 from paged_jax.config import OptionError
 from paged_jax.flags import make_parser, parse
+from paged_jax.log_format import configure_logging
 from paged_jax.serve import load, report, settings_of
 from server import ServerSettings, create_app
 
@@ -49,8 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     1 is for a model or engine that failed, 2 for a wrong option, 130 for an interruption.
     """
     options, args = parse(sys.argv[1:] if argv is None else argv, parser=_make_parser())
-    logging.basicConfig(format="%(levelname)s %(asctime)s %(message)s", datefmt="%m-%d %H:%M:%S")
-    logger.setLevel(options.log_level.upper())
+    configure_logging(options.log_format, options.log_level)
     try:
         done = prepare(options.input_file, options.output_file)
         engine, options.platform = load(args)

@@ -23,6 +23,7 @@ import paged_jax
 from paged_jax.config import OptionError
 from paged_jax.engine_args import EngineArgs
 from paged_jax.flags import API_KEY_VARIABLE, IGNORED, parse
+from paged_jax.log_format import configure_logging
 from paged_jax.phases import PhaseClock
 from server import ServerSettings, create_app
 
@@ -37,8 +38,7 @@ FLUSH_S = 3
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the program; return its exit code. Wrong flags exit with code 2 by SystemExit."""
     options, args = parse(sys.argv[1:] if argv is None else argv)
-    logging.basicConfig(format="%(levelname)s %(asctime)s %(message)s", datefmt="%m-%d %H:%M:%S")
-    logger.setLevel(options.log_level.upper())
+    configure_logging(options.log_format, options.log_level)
     for flag in options.ignored or ():
         logger.warning("%s is ignored: %s", flag, IGNORED[flag])
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -117,6 +117,8 @@ def settings_of(engine: "AsyncEngine", options: argparse.Namespace) -> ServerSet
         platform=options.platform,
         tool_call_parser=options.tool_call_parser if options.enable_auto_tool_choice else None,
         reasoning_parser=options.reasoning_parser,
+        has_metrics_alias=options.metrics_alias == "vllm",
+        logs_requests=options.enable_log_requests,
     )
 
 

@@ -1,5 +1,6 @@
 """One request of a client, checked: what `protocol` makes of a body and `generation` runs."""
 
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +30,7 @@ class AnswerOptions:
         logprobs: alternatives per position; None is off.
         prompt_logprobs: the same for the prompt's positions, in vLLM's shape.
         return_token_ids: the ids of prompt and answer are listed.
+        return_metrics: the request's times are told with the usage.
         reading: how the text is told apart into reasoning, content and calls.
         think_ids: the tokens that open and close a reasoning, to count it; None if there are none.
     """
@@ -42,6 +44,7 @@ class AnswerOptions:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     return_token_ids: bool = False
+    return_metrics: bool = False
     reading: Reading = PLAIN
     think_ids: tuple[int, int] | None = None
 
@@ -63,3 +66,8 @@ class Call:
     priority: int = 0
     cache_salt: str | None = None
     told: Json = field(default_factory=dict[str, Any])
+
+    @property
+    def client_id(self) -> str:
+        """The id without the kind of answer before it."""
+        return re.split("[-_]", self.id, maxsplit=1)[1]

@@ -21,11 +21,11 @@ class ChatFormat(ChunkFormat):
         super().__init__(call)
         self._readers = [AnswerReader(call.answer.reading) for _ in range(call.params.n)]
 
-    def whole(self, outputs: list[RequestOutput], usage: Json) -> Json:
+    def whole(self, outputs: list[RequestOutput], told: Json) -> Json:
         """Return the body of an unstreamed answer."""
         call, (output,) = self._call, outputs
         choices = [self._whole_choice(as_delta(output, i)) for i in range(call.params.n)]
-        body = envelope(call, "chat.completion", choices) | {"usage": usage}
+        body = envelope(call, "chat.completion", choices) | told
         if call.answer.return_token_ids:
             body["prompt_token_ids"] = output.prompt_token_ids
         if call.answer.prompt_logprobs is not None and output.prompt_logprobs is not None:

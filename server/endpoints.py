@@ -12,7 +12,7 @@ from paged_jax.host.invalid_request import InvalidRequest
 from paged_jax.host.sampling_params import SamplingParams
 from server.call import Call
 from server.chat_format import ChatFormat
-from server.errors import ApiError, cut
+from server.errors import REQUEST_ID, ApiError, cut
 from server.fields import read_json
 from server.formats import CompletionFormat, Format
 from server.generation import ClientGone, closable, collect, unless_disconnected
@@ -158,6 +158,7 @@ def _generation(
             return parse(state, Fields(body(state.limits), read), header_id)
 
         call = await asyncio.to_thread(work)
+        request.scope[REQUEST_ID] = call.client_id
         state.check_ready()
         spelled = spelling(call)
         if call.answer.stream:
@@ -166,7 +167,7 @@ def _generation(
             outputs, usage = await unless_disconnected(request.receive, collect(state, call))
         except ClientGone:
             return Response(status_code=499)
-        return JSONResponse(spelled.whole(outputs, usage.json()))
+        return JSONResponse(spelled.whole(outputs, usage.told()))
 
     return handle
 

@@ -24,6 +24,7 @@ TYPES = {
     500: "InternalServerError",
     503: "ServiceUnavailableError",
 }
+REQUEST_ID = "paged_jax.request_id"  # in the ASGI scope; every answer repeats it
 SHUTTING_DOWN = "the server is shutting down"
 
 

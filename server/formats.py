@@ -13,8 +13,8 @@ class Format(Protocol):
 
     done: bytes
 
-    def whole(self, outputs: list[RequestOutput], usage: Json) -> Json:
-        """Return the body of an unstreamed answer."""
+    def whole(self, outputs: list[RequestOutput], told: Json) -> Json:
+        """Return the body of an unstreamed answer; `told` is `Usage.told`."""
         ...
 
     def opening(self, number: int, delta: RequestDelta) -> list[Json]:
@@ -25,8 +25,8 @@ class Format(Protocol):
         """Return the events for what one step added to one choice; none if it tells nothing."""
         ...
 
-    def closing(self, usage: Json) -> list[Json]:
-        """Return the events that go after the last text."""
+    def closing(self, told: Json) -> list[Json]:
+        """Return the events that go after the last text; `told` is `Usage.told`."""
         ...
 
     def failure(self, error: Json) -> list[Json]:
@@ -43,11 +43,11 @@ class ChunkFormat:
     def __init__(self, call: Call):
         self._call = call
 
-    def closing(self, usage: Json) -> list[Json]:
-        """Return a chunk with the usage, if it is asked for."""
+    def closing(self, told: Json) -> list[Json]:
+        """Return a chunk with the usage and the times, if they are asked for."""
         if not self._call.answer.include_usage:
-            return []
-        return [envelope(self._call, self.chunk_kind, []) | {"usage": usage}]
+            told = {name: value for name, value in told.items() if name != "usage"}
+        return [envelope(self._call, self.chunk_kind, []) | told] if told else []
 
     def failure(self, error: Json) -> list[Json]:
         """Return the error as it is."""
@@ -82,14 +82,14 @@ class CompletionFormat(ChunkFormat):
         num_choices = len(call.prompts) * call.params.n
         self._logprobs = [CompletionLogprobs(count, call.answer.spell) for _ in range(num_choices)]
 
-    def whole(self, outputs: list[RequestOutput], usage: Json) -> Json:
+    def whole(self, outputs: list[RequestOutput], told: Json) -> Json:
         """Return the body of an unstreamed answer."""
         choices = [
             self._whole_choice(number, output, index)
             for number, output in enumerate(outputs)
             for index in range(self._call.params.n)
         ]
-        return envelope(self._call, "text_completion", choices) | {"usage": usage}
+        return envelope(self._call, "text_completion", choices) | told
 
     def opening(self, number: int, delta: RequestDelta) -> list[Json]:
         """Return one chunk a choice with what is told of the prompt, if anything is."""

@@ -1,7 +1,6 @@
 """Running a call: the deltas of all its prompts, its usage, its end when the client hangs up."""
 
 import asyncio
-import re
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
@@ -13,6 +12,7 @@ from paged_jax.outputs import ChoiceDelta, CompletionOutput, RequestDelta, Reque
 from server.call import Call
 from server.errors import SHUTTING_DOWN, ApiError
 from server.state import ServerState
+from server.timeline import timeline
 from server.wire import Json
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ async def _one_prompt(
             cache_salt=call.cache_salt,
         )
     )
-    state.running[engine_id] = (call.id, re.split("[-_]", call.id, maxsplit=1)[1])
+    state.running[engine_id] = (call.id, call.client_id)
     try:
         async with aclosing(source) as deltas:
             async for delta in deltas:
@@ -152,11 +152,14 @@ class Usage:
 
     Attributes:
         think_ids: the tokens that open and close a reasoning; None if it is not counted.
+        metrics: the request's times, once it has ended, if they are to be told.
     """
 
     num_prompt: int
     think_ids: tuple[int, int] | None = None
     is_inside: bool = False
+    tells_metrics: bool = False
+    metrics: Json | None = None
     num_completion: int = 0
     num_reasoning: int = 0
     num_cached: dict[int, int] = field(default_factory=dict[int, int])
@@ -167,7 +170,12 @@ class Usage:
         """Return the usage before the first token."""
         answer = call.answer
         num_prompt = sum(len(prompt.ids) for prompt in call.prompts)
-        return cls(num_prompt, answer.think_ids, bool(answer.reading.is_inside))
+        return cls(
+            num_prompt,
+            tells_metrics=answer.return_metrics,
+            think_ids=answer.think_ids,
+            is_inside=bool(answer.reading.is_inside),
+        )
 
     def absorb(self, number: int, delta: RequestDelta) -> None:
         """Count one delta of prompt `number`."""
@@ -176,6 +184,8 @@ class Usage:
             if self.think_ids is not None:
                 self._absorb_reasoning(choice, *self.think_ids)
         self.num_cached[number] = delta.num_cached_tokens
+        if self.tells_metrics and delta.metrics is not None:
+            self.metrics = timeline(delta.metrics, num_cached=delta.num_cached_tokens)
 
     def _absorb_reasoning(self, choice: ChoiceDelta, opening: int, closing: int) -> None:
         """Count the tokens up to the closing mark, and the mark."""
@@ -197,6 +207,11 @@ class Usage:
         if self.think_ids is not None:
             usage["completion_tokens_details"] = {"reasoning_tokens": self.num_reasoning}
         return usage
+
+    def told(self) -> Json:
+        """Return the fields that end an answer: `usage`, and `metrics` if they were asked for."""
+        metrics = {} if self.metrics is None else {"metrics": self.metrics}
+        return {"usage": self.json(), **metrics}
 
 
 async def collect(state: ServerState, call: Call) -> tuple[list[RequestOutput], Usage]:

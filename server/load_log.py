@@ -1,11 +1,11 @@
-"""A line about the load every few seconds, while there is any."""
+"""Log lines: about the load every few seconds, and on request about each request that ended."""
 
 import asyncio
 import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from paged_jax.host.trace import EngineStats
+from paged_jax.host.trace import EngineStats, RequestRecord, StepRecord
 from server.state import ServerSettings
 
 if TYPE_CHECKING:
@@ -24,6 +24,27 @@ async def log_load(engine: "AsyncEngine", settings: ServerSettings) -> None:
         hit_rate, before = line.hit_rate, now
         if line.is_busy:
             logger.info("%s", line)
+
+
+class RequestLog:
+    """An EngineObserver that logs each request as it ends. It knows no texts, so it tells none."""
+
+    def on_step(self, record: StepRecord) -> None:
+        """Do nothing."""
+
+    def on_finish(self, record: RequestRecord) -> None:
+        """Log one line."""
+        told = {
+            "request_id": record.id,
+            "finish_reasons": ",".join(record.finish_reasons),
+            "prompt_tokens": record.num_prompt_tokens,
+            "cached_tokens": record.num_cached_tokens,
+            "completion_tokens": record.num_generated,
+            "preemptions": record.num_preemptions,
+            "seconds": round(record.finish_s - record.arrival_s, 3),
+        }
+        words = " ".join(f"{name}={value}" for name, value in told.items())
+        logger.info("Request ended: %s", words, extra={"fields": told})
 
 
 @dataclass(frozen=True)

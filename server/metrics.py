@@ -1,9 +1,10 @@
-"""Prometheus metrics under vLLM's names, so that its dashboards work unchanged.
+"""Prometheus metrics: `paged_jax:` and vLLM's names; the same under `vllm:` for its dashboards.
 
 Histograms are fed by the engine's stepping thread; gauges and counters are read from
-`engine.stats()` when scraped.
+`engine.stats()` when scraped. No label holds a client's text.
 """
 
+import re
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,9 @@ _STAGE_S = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 2
             7680)
 # fmt: on
 _LABELS = ("model_name", "engine")
+REFUSALS = ("queue_full", "not_ready")
+_METHODS = frozenset({"GET", "POST", "HEAD", "OPTIONS"})
+_OWN_NAME = re.compile(rb"^(# (?:HELP|TYPE) )?paged_jax:", re.MULTILINE)
 
 
 def _buckets(max_model_len: int) -> dict[str, tuple[float, ...]]:
@@ -58,30 +62,47 @@ class Metrics:
 
     content_type = CONTENT_TYPE_PLAIN_0_0_4
 
-    def __init__(self, engine: "AsyncEngine", *, model: str):
-        self._registry = CollectorRegistry()
-        self._labels = (model, "0")
+    def __init__(self, engine: "AsyncEngine", *, model: str, has_alias: bool = False):
+        self._registry, self._common = CollectorRegistry(), CollectorRegistry()
+        self._labels, self._has_alias = (model, "0"), has_alias
         buckets = _buckets(engine.config.scheduler.max_model_len)
         self._histograms = {name: self._histogram(name, steps) for name, steps in buckets.items()}
-        self._success = Counter(
-            "vllm:request_success",
-            "Choices ended, by reason",
-            (*_LABELS, "finished_reason"),
-            registry=self._registry,
-        )
-        for reason in FinishReason:
-            self._success.labels(*self._labels, reason.value)
+        self._success = self._counter("request_success", "finished_reason", FinishReason)
+        self._refusals = self._counter("admission_rejections", "reason", REFUSALS)
         self._registry.register(StatsCollector(engine, self._labels))
-        ProcessCollector(registry=self._registry)
+        ProcessCollector(registry=self._common)
+        self._answers = Counter(
+            "http_requests",
+            "Requests answered",
+            ("handler", "method", "status"),
+            registry=self._common,
+        )
+        self._answer_s = Histogram(
+            "http_request_duration_seconds",
+            "Time to the end of the answer",
+            ("handler", "method"),
+            buckets=_STAGE_S,
+            registry=self._common,
+        )
 
     def _histogram(self, name: str, steps: tuple[float, ...]) -> Histogram:
-        name, registry = f"vllm:{name}", self._registry
+        name, registry = f"paged_jax:{name}", self._registry
         family = Histogram(name, _help(name), _LABELS, buckets=steps, registry=registry)
         return family.labels(*self._labels)
 
+    def _counter(self, name: str, label: str, values: Iterable[str]) -> Counter:
+        """Return a counter by the values of one label, which all begin at 0."""
+        name, registry = f"paged_jax:{name}", self._registry
+        family = Counter(name, _help(name), (*_LABELS, label), registry=registry)
+        for value in values:
+            family.labels(*self._labels, str(value))
+        return family
+
     def text(self) -> bytes:
         """Return all metrics in Prometheus' text format."""
-        return generate_latest(self._registry)
+        own = generate_latest(self._registry)
+        alias = _OWN_NAME.sub(rb"\1vllm:", own) if self._has_alias else b""
+        return own + alias + generate_latest(self._common)
 
     def on_step(self, record: StepRecord) -> None:
         """Count a step's tokens."""
@@ -96,6 +117,16 @@ class Metrics:
             self._histograms["inter_token_latency_seconds"].observe(gap)
         for reason in record.finish_reasons:
             self._success.labels(*self._labels, reason).inc()
+
+    def on_refusal(self, reason: str) -> None:
+        """Count a generation request that was turned away; `reason` is one of REFUSALS."""
+        self._refusals.labels(*self._labels, reason).inc()
+
+    def on_answer(self, handler: str, method: str, status: int, seconds: float) -> None:
+        """Count an answered HTTP request; `handler` is a route's path, not the client's."""
+        method = method if method in _METHODS else "other"
+        self._answers.labels(handler, method, f"{status // 100}xx").inc()
+        self._answer_s.labels(handler, method).observe(seconds)
 
 
 def sizes(record: RequestRecord) -> dict[str, int]:
@@ -144,18 +175,18 @@ class StatsCollector(Collector):
         """Yield every family."""
         stats = self._engine.stats()
         gauges = {
-            "vllm:num_requests_running": stats.num_running,
-            "vllm:num_requests_waiting": stats.num_waiting,
-            "vllm:kv_cache_usage_perc": stats.usage.num_used / max(1, stats.usage.num_blocks),
+            "paged_jax:num_requests_running": stats.num_running,
+            "paged_jax:num_requests_waiting": stats.num_waiting,
+            "paged_jax:kv_cache_usage_perc": stats.usage.num_used / max(1, stats.usage.num_blocks),
             "paged_jax:kv_slot_use_perc": stats.usage.num_tokens / max(1, self._slots(stats)),
         }
         counters = {
-            "vllm:prefix_cache_queries": stats.prefix_queries,
-            "vllm:prefix_cache_hits": stats.prefix_hits,
-            "vllm:num_preemptions": stats.num_preemptions,
-            "vllm:prompt_tokens": stats.prompt_tokens,
-            "vllm:prompt_tokens_cached": stats.prefix_hits,
-            "vllm:generation_tokens": stats.generation_tokens,
+            "paged_jax:prefix_cache_queries": stats.prefix_queries,
+            "paged_jax:prefix_cache_hits": stats.prefix_hits,
+            "paged_jax:num_preemptions": stats.num_preemptions,
+            "paged_jax:prompt_tokens": stats.prompt_tokens,
+            "paged_jax:prompt_tokens_cached": stats.prefix_hits,
+            "paged_jax:generation_tokens": stats.generation_tokens,
             "paged_jax:compilations": stats.num_compilations,
             "paged_jax:copy_on_write_blocks": stats.num_copies,
         }
@@ -167,11 +198,13 @@ class StatsCollector(Collector):
             yield self._gauge(name, value)
         for name, value in counters.items():
             yield self._counter(name, {(): value})
-        yield self._counter("vllm:prompt_tokens_by_source", by_source, ("source",))
+        cached = {("local_cache_hit",): stats.prefix_hits}
+        yield self._counter("paged_jax:prompt_tokens_by_source", by_source, ("source",))
+        yield self._counter("paged_jax:prompt_tokens_cached_by_source", cached, ("source",))
         yield self._gauge(
-            "vllm:num_requests_waiting_by_reason", stats.num_waiting, {"reason": "capacity"}
+            "paged_jax:num_requests_waiting_by_reason", stats.num_waiting, {"reason": "capacity"}
         )
-        yield self._gauge("vllm:cache_config_info", 1, self._cache_settings())
+        yield self._gauge("paged_jax:cache_config_info", 1, self._cache_settings())
 
     def _slots(self, stats: EngineStats) -> int:
         return stats.usage.num_used * self._engine.config.cache.block_size

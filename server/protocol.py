@@ -94,6 +94,8 @@ def _call(
     parts: tuple[tuple[Prompt, ...], SamplingParams, AnswerOptions],
 ) -> Call:
     prompts, params, answer = parts
+    if len(prompts) > 1 and fields.get("return_metrics"):
+        raise InvalidRequest("return_metrics needs one prompt, not several", "return_metrics")
     for prompt in prompts:
         state.engine.check(prompt.ids, params)
     own_id: str | None = fields.get("request_id")
@@ -141,6 +143,7 @@ def _answer_options(
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
         return_token_ids=fields.get("return_token_ids"),
+        return_metrics=fields.get("return_metrics"),
     )
 
 

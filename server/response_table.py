@@ -19,7 +19,13 @@ from server.tables import (
 )
 from server.wire import Json
 
-_SHARED = ("chat_template_kwargs", "include_reasoning", "parallel_tool_calls", "stream")
+_SHARED = (
+    "chat_template_kwargs",
+    "include_reasoning",
+    "parallel_tool_calls",
+    "return_metrics",
+    "stream",
+)
 _ITEM = ANY_OBJECT | {"description": "A message, a call, its output, or a reasoning."}
 _NAMED = obj({"type": IS_FUNCTION, "name": NAME}, "One function.", required=("type", "name"))
 _TOOL = obj({"type": IS_FUNCTION, **FUNCTION["properties"]}, "A tool.", required=("type", "name"))

@@ -26,8 +26,8 @@ _RENAMED = {
 _TAKEN_OVER = (
     "cache_salt", "chat_template_kwargs", "frequency_penalty", "ignore_eos", "include_reasoning",
     "logit_bias", "min_p", "min_tokens", "model", "parallel_tool_calls", "presence_penalty",
-    "priority", "repetition_penalty", "request_id", "seed", "skip_special_tokens", "stop",
-    "stop_token_ids", "stream", "temperature", "top_k", "top_p",
+    "priority", "repetition_penalty", "request_id", "return_metrics", "seed",
+    "skip_special_tokens", "stop", "stop_token_ids", "stream", "temperature", "top_k", "top_p",
 )  # fmt: skip
 _TOLD = (
     "instructions", "max_output_tokens", "metadata", "parallel_tool_calls", "reasoning",

@@ -33,10 +33,10 @@ class ResponseFormat:
         self._open: _Item | None = None
         self._status, self._num_events = "in_progress", 0
 
-    def whole(self, outputs: list[RequestOutput], usage: Json) -> Json:
+    def whole(self, outputs: list[RequestOutput], told: Json) -> Json:
         """Return the body of an unstreamed answer."""
         self.pieces(0, as_delta(outputs[0], 0))
-        return self.closing(usage)[-1]["response"]
+        return self.closing(told)[-1]["response"]
 
     def opening(self, number: int, delta: RequestDelta) -> list[Json]:
         """Return the events that go before the first text."""
@@ -55,10 +55,10 @@ class ResponseFormat:
             events += self._end(self._status)
         return events
 
-    def closing(self, usage: Json) -> list[Json]:
+    def closing(self, told: Json) -> list[Json]:
         """Return the event with the whole response."""
         kind = "completed" if self._status == "completed" else "incomplete"
-        return [self._told(f"response.{kind}", usage=_usage(usage))]
+        return [self._told(f"response.{kind}", **told | {"usage": _usage(told["usage"])})]
 
     def failure(self, error: Json) -> list[Json]:
         """Return the event that ends a stream in which the engine failed."""

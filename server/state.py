@@ -28,6 +28,8 @@ class ServerSettings:
         api_keys: if any, requests must carry one as a bearer token.
         log_interval_s: seconds between lines about the load; 0 is off.
         platform: the device's kind in those lines.
+        has_metrics_alias: metrics are told under vLLM's names too.
+        logs_requests: a line is logged for each request that ended; never its text.
         tool_call_parser: how the model writes tool calls; None if they are not looked for.
         reasoning_parser: how the model marks its reasoning; None if it is not looked for.
     """
@@ -40,6 +42,8 @@ class ServerSettings:
     platform: str = "CPU"
     tool_call_parser: str | None = None
     reasoning_parser: str | None = None
+    has_metrics_alias: bool = False
+    logs_requests: bool = False
 
 
 @dataclass

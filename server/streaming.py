@@ -73,7 +73,7 @@ class _EventWriter:
 
     def end(self) -> bytes:
         """Return what goes after the last text."""
-        return events(self._format.closing(self._usage.json()))
+        return events(self._format.closing(self._usage.told()))
 
     def _events(self, chunks: Iterable[Json], num_completion: int) -> bytes:
         if self._call.answer.continuous_usage:

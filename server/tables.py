@@ -95,6 +95,7 @@ ANSWER: Json = {
     "echo": boolean(False, "Repeat the prompt before the answer."),
     "return_tokens_as_token_ids": boolean(False, "Spell tokens as token_id:<id>."),
     "return_token_ids": boolean(False, "List the ids of prompt and answer."),
+    "return_metrics": boolean(False, "Tell the request's times; of one prompt only."),
 }
 REQUEST: Json = {
     "model": _MODEL,

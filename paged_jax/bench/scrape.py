@@ -12,19 +12,23 @@ from paged_jax.bench.metrics import Figures
 SAMPLE = re.compile(r"([A-Za-z_:][\w:]*)(?:\{[^}]*\})? ([-+.\w]+)")
 INTERVAL_S = 0.5
 _MEMORY = "process_resident_memory_bytes"
-_ALLOCATED = "vllm:kv_cache_usage_perc"
+_ALLOCATED = "paged_jax:kv_cache_usage_perc"
 _FILLED = "paged_jax:kv_slot_use_perc"
 Result = TypeVar("Result")
 Samples = dict[str, float]
 
 
 def read_samples(text: str) -> Samples:
-    """Return the values of all metrics; those with several labels are added up."""
+    """Return the values of all metrics; those with several labels are added up.
+
+    A server that speaks of `vllm:` alone is read as if it said `paged_jax:`.
+    """
     values: defaultdict[str, float] = defaultdict(float)
     for line in text.splitlines():
         if match := SAMPLE.match(line):
             values[match[1]] += float(match[2])
-    return dict(values)
+    renamed = {name.replace("vllm:", "paged_jax:", 1): value for name, value in values.items()}
+    return renamed | values
 
 
 async def watched(endpoint: Endpoint, work: Awaitable[Result]) -> tuple[Result, Figures]:
@@ -47,8 +51,8 @@ def summarise_samples(samples: list[Samples]) -> Figures:
     memory = [s[_MEMORY] for s in samples if _MEMORY in s]
     allocated = [s[_ALLOCATED] for s in samples if s.get(_ALLOCATED)]
     filled = [s[_FILLED] for s in samples if s.get(_FILLED)]
-    queries = _growth(samples, "vllm:prefix_cache_queries_total")
-    hits = _growth(samples, "vllm:prefix_cache_hits_total")
+    queries = _growth(samples, "paged_jax:prefix_cache_queries_total")
+    hits = _growth(samples, "paged_jax:prefix_cache_hits_total")
     compiled = _growth(samples, "paged_jax:compilations_total")
     return {
         "peak_rss_bytes": int(max(memory)) if memory else None,

@@ -106,10 +106,10 @@ def test_a_server_that_is_not_there_is_named(capsys) -> None:
 
 def test_scrapes_are_summed_over_labels_and_compared() -> None:
     first = read_samples('vllm:prefix_cache_queries_total{a="b"} 10\n# HELP x\nx_total{k="1"} 1.0')
-    last = {"vllm:prefix_cache_queries_total": 30.0, "vllm:prefix_cache_hits_total": 5.0}
-    seen = {"paged_jax:kv_slot_use_perc": 0.5, "vllm:kv_cache_usage_perc": 0.25}
+    last = {"paged_jax:prefix_cache_queries_total": 30.0, "paged_jax:prefix_cache_hits_total": 5.0}
+    seen = {"paged_jax:kv_slot_use_perc": 0.5, "paged_jax:kv_cache_usage_perc": 0.25}
 
-    figures = summarise_samples([first | {"vllm:prefix_cache_hits_total": 0.0}, seen, last])
+    figures = summarise_samples([first | {"paged_jax:prefix_cache_hits_total": 0.0}, seen, last])
 
     assert figures["prefix_hit_rate"] == 0.25
     assert (figures["kv_slot_use_mean"], figures["kv_cache_usage_max"]) == (0.5, 0.25)

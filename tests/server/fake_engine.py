@@ -17,7 +17,7 @@ from paged_jax.config import CacheConfig, EngineConfig, ModelConfig, SchedulerCo
 from paged_jax.host.invalid_request import InvalidRequest
 from paged_jax.host.sampling_params import SamplingParams
 from paged_jax.host.trace import EngineObserver, EngineStats, PoolUsage, RequestRecord
-from paged_jax.outputs import ChoiceDelta, Logprob, PositionLogprobs, RequestDelta
+from paged_jax.outputs import ChoiceDelta, Logprob, PositionLogprobs, RequestDelta, RequestMetrics
 from paged_jax.text.chat_template import normalise_messages
 
 END = 256
@@ -160,7 +160,8 @@ class FakeEngine:
         choices = tuple(answer.step() for answer in answers if not answer.is_finished)
         is_finished = all(answer.is_finished for answer in answers)
         cached = (len(first.prompt) - 1) // 16 * 16
-        return RequestDelta(request_id, choices, is_finished, cached, tables)
+        times = RequestMetrics(0.0, 1.0, 3.0, 9.0, first.num_tokens, 1) if is_finished else None
+        return RequestDelta(request_id, choices, is_finished, cached, tables, times)
 
     def _count(
         self, request_id: str, prompt: Sequence[int], params: SamplingParams, is_finished: bool

@@ -105,3 +105,33 @@ def test_probes_need_no_key(guarded: Served, path):
 
 def test_options_needs_no_key(guarded: Served):
     assert guarded.http.options("/v1/models").status_code == 405
+
+
+@pytest.mark.parametrize(
+    "path, field, prefix",
+    [("/v1/completions", "prompt", "cmpl-"), ("/v1/responses", "input", "resp_")],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_request_id_is_repeated_in_every_kind_of_answer(
+    served: Served, path, field, prefix, stream
+):
+    body = {field: "a", "stream": stream}
+    given = served.http.post(path, json=body, headers={"X-Request-Id": "mine"})
+    assert given.headers["x-request-id"] == "mine" and f"{prefix}mine" in given.text
+    own = served.post(path, request_id="own", **body)
+    assert own.headers["x-request-id"] == "own"
+    drawn = served.post(path, **body).headers["x-request-id"]
+    assert len(drawn) == 32 and drawn != served.post(path, **body).headers["x-request-id"]
+
+
+def test_refusals_and_small_answers_have_a_request_id_too(served: Served, guarded: Served):
+    headers = {"X-Request-Id": "mine"}
+    for response in (
+        served.http.get("/health", headers=headers),
+        served.http.get("/nowhere", headers=headers),
+        served.http.post("/v1/completions", json={}, headers=headers),
+        guarded.http.get("/load", headers=headers),
+    ):
+        assert response.headers["x-request-id"] == "mine"
+    unfit = served.http.get("/health", headers={"X-Request-Id": "a b"})
+    assert len(unfit.headers["x-request-id"]) == 32

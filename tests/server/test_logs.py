@@ -1,0 +1,64 @@
+"""Log lines: their two forms, what is told of requests, and what never is."""
+
+import json
+import logging
+import sys
+from dataclasses import replace
+
+import pytest
+from fake_engine import FakeEngine
+from served_engine import SETTINGS, Served, serve
+
+from paged_jax.log_format import JsonFormatter, configure_logging
+from server.load_log import RequestLog
+
+
+def make_record(message: str, *args, **extra) -> logging.LogRecord:
+    record = logging.LogRecord("paged_jax", logging.INFO, "f", 1, message, args, None)
+    vars(record).update(extra)
+    return record
+
+
+def test_json_lines_are_objects_with_the_fields_beside_the_message():
+    record = make_record("a %s", "b\nc", fields={"request_id": "r"})
+    told = json.loads(JsonFormatter().format(record))
+    assert told.pop("time").endswith("Z")
+    assert told == {"level": "info", "logger": "paged_jax", "message": "a b\nc", "request_id": "r"}
+
+
+def test_json_lines_hold_the_traceback():
+    try:
+        raise KeyError("boom")
+    except KeyError:
+        told = json.loads(JsonFormatter().format(make_record("x", exc_info=sys.exc_info())))
+    assert "KeyError: 'boom'" in told["traceback"]
+
+
+@pytest.mark.parametrize("kind", ["text", "json"])
+def test_a_client_s_text_begins_no_line(kind, capsys, monkeypatch):
+    monkeypatch.setattr(logging.root, "handlers", [])
+    configure_logging(kind, "info")
+    logging.getLogger("paged_jax").info("id %s", "x\r\nERROR forged")
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+@pytest.fixture
+def logged():
+    yield from serve(FakeEngine(), replace(SETTINGS, logs_requests=True))
+
+
+def test_ended_requests_are_logged_without_their_text(logged: Served, caplog):
+    caplog.set_level("DEBUG", "paged_jax")
+    logged.complete("secret words", max_tokens=3, request_id="mine")
+    (line,) = [record.getMessage() for record in caplog.records if "ended" in record.getMessage()]
+    assert "request_id=cmpl-mine-0-" in line and "prompt_tokens=12" in line
+    assert "finish_reasons=length" in line and "seconds=10" in line
+    assert "secret" not in caplog.text
+
+
+def test_requests_are_not_logged_by_default(served: Served, caplog):
+    caplog.set_level("DEBUG", "paged_jax")
+    served.complete("secret words", max_tokens=3)
+    served.chat("secret words", max_tokens=3)
+    assert "secret" not in caplog.text and "ended" not in caplog.text
+    assert not any(isinstance(o, RequestLog) for o in served.engine._observers)
