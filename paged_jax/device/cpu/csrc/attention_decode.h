@@ -3,6 +3,9 @@
 //
 // A context is cut into splits of kSplit tokens at fixed positions; each gives Sums of its own,
 // joined in order. So a result depends neither on the number of threads nor on other sequences.
+//
+// Memory never waits for arithmetic: a split's values are asked for while its keys are worked on,
+// and the keys of the thread's next split meanwhile with the values.
 #pragma once
 
 #include "attention.h"
@@ -14,7 +17,7 @@ constexpr int64_t kSplit = 256;
 constexpr int kRowsAtOnce = 4;
 constexpr int kMostTokensAtOnce = std::max(kLanes, 8);
 constexpr int64_t kScores = (kSplit + kMostTokensAtOnce) * kRowsAtOnce;
-constexpr int64_t kTokensAhead = 16;  // memory is asked for keys so long before they are used
+constexpr int64_t kTokensAtATime = 16;  // of every head in turn
 constexpr int64_t kChunk = 2 * kLanes;  // elements of a key taken at once
 
 // How R query rows are laid out: the scores of a token in kPerToken neighbouring floats.
@@ -23,6 +26,37 @@ struct Layout {
   static constexpr int kPerToken = R == 3 ? 4 : R;
   static constexpr int kTokensAtOnce = R == 3 ? 4 : kMostTokensAtOnce / kPerToken;
   static constexpr int kChunksAtOnce = R == 1 ? 4 : R == 4 ? 1 : 2;  // of values
+};
+
+// Positions [start, stop) of a sequence, at most kSplit, and KV heads [first, last).
+struct Split {
+  int64_t seq, start, stop, first, last;
+};
+
+// The keys or values of a split as memory to be asked for, a few cache lines at a time.
+class Ahead {
+ public:
+  Ahead() = default;
+  template <class T>
+  Ahead(const Attention<T>& call, const T* pool, const Split& split)
+      : pool_(reinterpret_cast<const char*>(pool + split.first * call.head_dim)),
+        item_bytes_(sizeof(T)), row_bytes_((split.last - split.first) * call.head_dim * sizeof(T)),
+        count_(split.stop - split.start) {
+    find_rows(call, split.seq, 0, split.start, split.stop, rows_);
+  }
+
+  void ask(int64_t bytes) {
+    for (; bytes > 0 && row_ < count_; bytes -= 64) {
+      __builtin_prefetch(pool_ + rows_[row_] * item_bytes_ + offset_);
+      offset_ += 64;
+      if (offset_ >= row_bytes_) offset_ = 0, ++row_;
+    }
+  }
+
+ private:
+  const char* pool_ = nullptr;
+  int64_t item_bytes_ = 0, row_bytes_ = 0, count_ = 0, row_ = 0, offset_ = 0;
+  int64_t rows_[kSplit];
 };
 
 // Keys and values of one head, of the tokens of a split.
@@ -45,21 +79,14 @@ struct Block {
   Sums sums;
 };
 
-template <class T>
-void prefetch_tokens(const T* pool, const Tokens<T>& tokens, int64_t first, int64_t count) {
-  for (int64_t i = first; i < std::min(first + count, tokens.count); ++i)
-    prefetch(pool + tokens.rows[i], tokens.dim * sizeof(T));
-}
-
 // The scores of tokens [first, last), kTokensAtOnce at a time; those past the last are of no use.
 template <class T, int R>
-void score(const Block<T>& block, int64_t first, int64_t last) {
+void score(const Block<T>& block, int64_t first, int64_t last, Ahead& ahead) {
   using L = Layout<R>;
   constexpr int N = L::kTokensAtOnce, P = L::kPerToken;
   const Tokens<T>& tokens = block.tokens;
   for (int64_t token = first; token < last; token += N) {
-    prefetch_tokens(tokens.k, tokens, token + kTokensAhead, N);
-    prefetch_tokens(tokens.v, tokens, token, N);
+    ahead.ask(N * tokens.dim * sizeof(T));
     Vec sums[N * P] = {};
     const int64_t* rows = tokens.rows + token;
     for (int64_t d = 0; d < tokens.dim; d += kChunk)
@@ -108,11 +135,12 @@ void weigh(float* scores, int64_t count, float softcap, Sums sums) {
 
 // The weighted sum of C chunks of the values, from element d on.
 template <class T, int R, int C>
-void gather(const Block<T>& block, int64_t d) {
+void gather(const Block<T>& block, int64_t d, Ahead& ahead) {
   const Tokens<T>& tokens = block.tokens;
   Vec sums[R][C][2] = {};
   const float* weights = block.scores;
   for (int64_t token = 0; token < tokens.count; ++token, weights += Layout<R>::kPerToken) {
+    ahead.ask(C * kChunk * sizeof(T));
     const T* value = tokens.v + tokens.rows[token] + d;
     Vec factors[R];
 #pragma GCC unroll 4
@@ -135,13 +163,13 @@ void gather(const Block<T>& block, int64_t d) {
 }
 
 template <class T, int R>
-void finish(const Block<T>& block, float softcap) {
+void finish(const Block<T>& block, float softcap, Ahead& ahead) {
   constexpr int64_t C = Layout<R>::kChunksAtOnce;
   const Tokens<T>& tokens = block.tokens;
   weigh<R>(block.scores, tokens.count, softcap, block.sums);
   int64_t d = 0;
-  for (; d + C * kChunk <= tokens.dim; d += C * kChunk) gather<T, R, C>(block, d);
-  for (; d < tokens.dim; d += kChunk) gather<T, R, 1>(block, d);
+  for (; d + C * kChunk <= tokens.dim; d += C * kChunk) gather<T, R, C>(block, d, ahead);
+  for (; d < tokens.dim; d += kChunk) gather<T, R, 1>(block, d, ahead);
 }
 
 // Calls f with the number of rows as a constant.
@@ -157,15 +185,16 @@ void with_rows(int64_t num_rows, const F& f) {
 
 // Scores of all heads first, a few tokens at a time: keys are read in the order they lie in.
 template <class T>
-void attend_blocks(const std::vector<Block<T>>& blocks, float softcap) {
+void attend_blocks(const std::vector<Block<T>>& blocks, float softcap, Ahead& values,
+                   Ahead& next) {
   int64_t count = blocks[0].tokens.count;
-  for (int64_t token = 0; token < count; token += kTokensAhead)
+  for (int64_t token = 0; token < count; token += kTokensAtATime)
     for (const Block<T>& block : blocks)
       with_rows(block.num_rows, [&](auto rows) {
-        score<T, rows>(block, token, std::min(token + kTokensAhead, count));
+        score<T, rows>(block, token, std::min(token + kTokensAtATime, count), values);
       });
   for (const Block<T>& block : blocks)
-    with_rows(block.num_rows, [&](auto rows) { finish<T, rows>(block, softcap); });
+    with_rows(block.num_rows, [&](auto rows) { finish<T, rows>(block, softcap, next); });
 }
 
 // Copies rows of head_dim elements as floats, each filled up with zeros to `dim`.
@@ -201,37 +230,38 @@ void add_blocks(const float* q, int64_t group, int64_t head_dim, float scale,
   }
 }
 
-// Attends from the one query of `seq` to positions [start, stop), at most kSplit of them, with KV
-// heads [first, last); sums_of(head) says where their sums go.
+// Attends from a sequence's one query to a split; sums_of(head) says where a KV head's sums go, and
+// `next` is asked for meanwhile.
 template <class T, class F>
-void attend_split(const Attention<T>& call, int64_t seq, int64_t first, int64_t last,
-                  int64_t start, int64_t stop, const F& sums_of) {
-  int64_t rows[kSplit + kMostTokensAtOnce], count = stop - start, group = call.group();
-  int64_t head_dim = call.head_dim, dim = round_up(head_dim, kChunk);
+void attend_split(const Attention<T>& call, const Split& split, Ahead& next, const F& sums_of) {
+  int64_t rows[kSplit + kMostTokensAtOnce], count = split.stop - split.start;
+  int64_t head_dim = call.head_dim, dim = round_up(head_dim, kChunk), group = call.group();
   int64_t size = head_memory(group, dim);
-  find_rows(call, seq, 0, start, stop, rows);
+  find_rows(call, split.seq, 0, split.start, split.stop, rows);
   std::fill_n(rows + count, kMostTokensAtOnce, rows[count - 1]);
-  float* memory = workspace<Memory::kBlocks>(size * (last - first));
-  auto q = [&](int64_t head) { return call.q + call.at(call.starts[seq], head * group); };
+  float* memory = workspace<Memory::kBlocks>(size * (split.last - split.first));
+  auto q = [&](int64_t head) { return call.q + call.at(call.starts[split.seq], head * group); };
   if (dim == head_dim) {
     std::vector<Block<T>> blocks;
-    for (int64_t head = first; head < last; ++head, memory += size)
+    for (int64_t head = split.first; head < split.last; ++head, memory += size)
       add_blocks(q(head), group, head_dim, call.scale,
                  Tokens<T>{call.k + head * dim, call.v + head * dim, rows, count, dim},
                  sums_of(head), memory, blocks);
-    return attend_blocks(blocks, call.softcap);
+    Ahead values(call, call.v, split);
+    return attend_blocks(blocks, call.softcap, values, next);
   }
   float* k = workspace<Memory::kCopies>(2 * kSplit * dim);
   float* v = k + kSplit * dim;
   int64_t copied[kSplit + kMostTokensAtOnce];
   for (int64_t i = 0; i < count + kMostTokensAtOnce; ++i) copied[i] = std::min(i, count - 1) * dim;
-  for (int64_t head = first; head < last; ++head) {
+  for (int64_t head = split.first; head < split.last; ++head) {
     copy_rows(call.k + head * head_dim, rows, count, head_dim, dim, k);
     copy_rows(call.v + head * head_dim, rows, count, head_dim, dim, v);
     std::vector<Block<float>> blocks;
     add_blocks(q(head), group, head_dim, call.scale, Tokens<float>{k, v, copied, count, dim},
                sums_of(head), memory, blocks);
-    attend_blocks(blocks, call.softcap);
+    Ahead nothing;
+    attend_blocks(blocks, call.softcap, nothing, next);
   }
 }
 

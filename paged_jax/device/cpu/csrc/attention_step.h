@@ -46,9 +46,8 @@ class Step {
     unfinished_ = std::make_unique<std::atomic<int64_t>[]>(decodes_.size());
     for (size_t i = 0; i < decodes_.size(); ++i)
       unfinished_[i] = decodes_[i].num_splits() * call_.kv_heads;
-    auto body = [this](int64_t unit) { work_on(units_[unit]); };
-    if (products_ >= kProductsWorthAThread) return parallel_for(pool, units_.size(), body);
-    for (size_t unit = 0; unit < units_.size(); ++unit) body(unit);
+    int64_t threads = products_ < kProductsWorthAThread ? 1 : pool.num_threads();
+    parallel_for(pool, std::min<int64_t>(threads, units_.size()), [this](int64_t) { work(); });
   }
 
  private:
@@ -79,12 +78,32 @@ class Step {
           units_.push_back({{}, int64_t(decode), split, head, head + heads});
   }
 
-  void work_on(const Unit& unit) {
-    if (unit.decode < 0) return attend_rows(call_, unit.tile);
+  // One thread's work: whoever is free takes the next unit, one early, so as to know whose memory
+  // to ask for.
+  void work() {
+    int64_t num_units = units_.size();
+    for (int64_t unit = taken_++, next; unit < num_units; unit = next) {
+      next = taken_++;
+      Ahead keys = next < num_units ? keys_of(units_[next]) : Ahead();
+      work_on(units_[unit], keys);
+    }
+  }
+
+  Ahead keys_of(const Unit& unit) const {
+    return unit.decode < 0 ? Ahead() : Ahead(call_, call_.k, split_of(unit));
+  }
+
+  Split split_of(const Unit& unit) const {
     const Decode& decode = decodes_[unit.decode];
     int64_t start = (decode.start / kSplit + unit.split) * kSplit;
-    attend_split(call_, decode.seq, unit.first_head, unit.last_head, std::max(start, decode.start),
-                 std::min(start + kSplit, decode.stop),
+    return {decode.seq, std::max(start, decode.start), std::min(start + kSplit, decode.stop),
+            unit.first_head, unit.last_head};
+  }
+
+  void work_on(const Unit& unit, Ahead& next) {
+    if (unit.decode < 0) return attend_rows(call_, unit.tile);
+    const Decode& decode = decodes_[unit.decode];
+    attend_split(call_, split_of(unit), next,
                  [&](int64_t head) { return sums(decode, unit.split, head); });
     int64_t heads = unit.last_head - unit.first_head;
     if (unfinished_[unit.decode].fetch_sub(heads, std::memory_order_acq_rel) == heads)
@@ -126,6 +145,7 @@ class Step {
   std::vector<Unit> units_;
   std::vector<Decode> decodes_;
   float* sums_ = nullptr;
+  std::atomic<int64_t> taken_{0};
   std::unique_ptr<std::atomic<int64_t>[]> unfinished_;
 };
 

@@ -1,4 +1,4 @@
-// Hints to compiler and memory; lane shuffles of two vectors and what attention builds from them:
+// Hints to the compiler; lane shuffles of two vectors and what attention builds from them:
 // sums of many vectors side by side, and the change between the order of a row and the order of its
 // bfloat16 pairs.
 #pragma once
@@ -8,11 +8,6 @@
 #include "simd.h"
 
 namespace paged_jax {
-
-inline void prefetch(const void* from, int64_t bytes) {
-  for (int64_t at = 0; at < bytes; at += 64)
-    __builtin_prefetch(static_cast<const char*>(from) + at);
-}
 
 // Keeps the compiler from loading a value anew at each use: loads would be the bottleneck.
 inline Vec in_register(Vec value) {
