@@ -9,7 +9,7 @@ import logging
 import os
 import threading
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
@@ -44,19 +44,19 @@ COMPILE_THREADS = min(8, os.cpu_count() or 1)
 ProgramKey = tuple[str, int]
 Lower = Callable[[], Any]
 Drawn = np.ndarray | jax.Array  # [max_seqs], the tokens a step drew, by row
-_COMPILED: Counter[int] = Counter()  # compilations per thread, fed by jax's own events
+_COMPILED: defaultdict[int, list[str]] = defaultdict(list)  # names per thread, by jax's events
 
 
-def _on_duration(event: str, duration_secs: float, **_: str | int) -> None:
+def _on_duration(event: str, duration_secs: float, **details: str | int) -> None:
     if event == "/jax/core/compile/backend_compile_duration":
-        _COMPILED[threading.get_ident()] += 1
+        _COMPILED[threading.get_ident()].append(str(details.get("fun_name", "?")))
 
 
 jax.monitoring.register_event_duration_secs_listener(_on_duration)
 
 
 class CompileCounter:
-    """Counts the compilations of the blocks of code it watches."""
+    """Counts the compilations of the blocks of code it watches, and says what was compiled."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -64,11 +64,14 @@ class CompileCounter:
     @contextmanager
     def watch(self) -> Iterator[None]:
         """Count what this thread compiles inside."""
-        before = _COMPILED[threading.get_ident()]
+        compiled = _COMPILED[threading.get_ident()]
+        compiled.clear()
         try:
             yield
         finally:
-            self.count += _COMPILED[threading.get_ident()] - before
+            self.count += len(compiled)
+            for name in compiled:
+                logger.warning("%s was compiled while serving: steps wait for it", name)
 
 
 def use_compilation_cache(folder: Path) -> None:
@@ -85,6 +88,7 @@ class Programs:
     Attributes:
         token_buckets: sizes of the packed token axis.
         row_buckets: numbers of rows that are sampled together.
+        compile_seconds: of each program, by what it is and its padded size.
     """
 
     def __init__(self, config: EngineConfig):
@@ -100,6 +104,7 @@ class Programs:
         self._score = partial(score, config=model, max_logprobs=scored)
         self.mesh = make_mesh(config.mesh)
         self._compiled: dict[ProgramKey, Any] = {}
+        self.compile_seconds: dict[ProgramKey, float] = {}
 
     def nothing_drawn(self) -> np.ndarray:
         """Return what stands for the drawn tokens before the first draw."""
@@ -133,7 +138,9 @@ class Programs:
         if self.config.enforce_eager:
             return
         start = time.monotonic()
-        self._compiled = _compile_all(list(self._jobs(params, pool)))
+        made = _compile_all(list(self._jobs(params, pool)))
+        self._compiled = {key: program for key, (program, _) in made.items()}
+        self.compile_seconds = {key: seconds for key, (_, seconds) in made.items()}
         logger.info("Compiled %d programs in %.1f s", len(self._compiled), time.monotonic() - start)
 
     def _jobs(self, params: ModelParams, pool: KVPool) -> Iterator[tuple[ProgramKey, Lower]]:
@@ -168,6 +175,9 @@ class Programs:
         if self.config.enforce_eager:
             with jax.disable_jit():
                 return eager(*jax.tree.map(jnp.asarray, arguments))
+        if (name, size) not in self._compiled:
+            sizes = ", ".join(str(other) for kind, other in self._compiled if kind == name)
+            raise ValueError(f"no program {name} {size} was compiled; its sizes are {sizes}")
         return self._compiled[name, size](*arguments)
 
     def run_backbone(
@@ -217,6 +227,10 @@ class Programs:
         """Compile the largest backbone for an abstract pool; return the bytes it needs itself."""
         return _own_bytes(self.lower_backbone(params, pool, self.token_buckets[-1]).compile())
 
+    def memory(self, key: ProgramKey) -> Any:
+        """Return XLA's memory analysis of a compiled program."""
+        return self._compiled[key].memory_analysis()
+
     def peak_bytes(self) -> int:
         """Return the most a compiled program needs beside its arguments.
 
@@ -226,20 +240,27 @@ class Programs:
         return max(map(_own_bytes, largest.values()), default=0)
 
 
-def _compile_all(jobs: list[tuple[ProgramKey, Lower]]) -> dict[ProgramKey, Any]:
-    """Trace in this thread, since Python does that, and compile in a few others meanwhile.
+def _compile_all(jobs: list[tuple[ProgramKey, Lower]]) -> dict[ProgramKey, tuple[Any, float]]:
+    """Return each program and the seconds it took to compile or to read from the cache.
+
+    Trace in this thread, since Python does that, and compile in a few others meanwhile.
 
     The first program that does not compile raises; those not begun are dropped then.
     """
     with ThreadPoolExecutor(COMPILE_THREADS, "compile") as workers:
         try:
-            keys = {workers.submit(lower().compile): key for key, lower in jobs}
+            keys = {workers.submit(_timed, lower().compile): key for key, lower in jobs}
             done = as_completed(keys)
             bar = tqdm(done, "Compiling", len(keys), unit="program", disable=None)
             return {keys[program]: program.result() for program in bar}
         except BaseException:
             workers.shutdown(cancel_futures=True)
             raise
+
+
+def _timed(compile_: Lower) -> tuple[Any, float]:
+    start = time.monotonic()
+    return compile_(), time.monotonic() - start
 
 
 def _own_bytes(program: Any) -> int:
