@@ -80,6 +80,7 @@ class AsyncEngine:
         self._is_stopping = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._stats = engine.stats()
+        self._began_s: float | None = None  # when the present step was begun
 
     @classmethod
     def from_args(cls, args: EngineArgs, *, clock: PhaseClock | None = None) -> "AsyncEngine":
@@ -105,6 +106,12 @@ class AsyncEngine:
     def is_healthy(self) -> bool:
         """Whether the stepping thread is alive and no step has failed."""
         return self._error is None and self._thread.is_alive()
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds since the stepping thread last made progress; 0 while it has nothing to do."""
+        began_s = self._began_s
+        return 0.0 if began_s is None else time.monotonic() - began_s
 
     def start(self) -> None:
         """Start the stepping thread."""
@@ -224,7 +231,7 @@ class AsyncEngine:
                 if self._is_busy:
                     self._dispatch(self.engine.step())
                 self._stats = self.engine.stats()
-            except Exception as error:
+            except BaseException as error:  # whatever it is, those who wait must be told
                 logger.exception("The engine failed")
                 self._error = f"the engine failed: {type(error).__name__}"
                 for request_id in list(self._streams):
@@ -234,8 +241,10 @@ class AsyncEngine:
         """Carry out what was posted; wait for it when there is nothing else to do."""
         with self._wake:
             while not (self._inbox or self._is_stopping or self._is_busy):
+                self._began_s = None
                 self._wake.wait()
             commands, self._inbox = self._inbox, deque()
+        self._began_s = time.monotonic()
         for command in commands:
             command()
 

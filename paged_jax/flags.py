@@ -6,6 +6,8 @@ code 2.
 
 import argparse
 import difflib
+import ipaddress
+import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import Field, fields
@@ -52,6 +54,12 @@ def parse(
     options.model = options.model or options.positional
     if options.enable_auto_tool_choice and options.tool_call_parser is None:
         parser.error("argument --enable-auto-tool-choice: needs --tool-call-parser")
+    is_guarded = options.api_key or os.environ.get(API_KEY_VARIABLE) or options.allow_no_key
+    if not is_guarded and not is_loopback(options.host):
+        parser.error(
+            f"argument --host: others can reach {options.host}, so set --api-key or "
+            f"{API_KEY_VARIABLE}, or say --allow-no-key"
+        )
     try:
         return options, read_engine_args(options)
     except OptionError as error:
@@ -69,6 +77,14 @@ def read_engine_args(options: argparse.Namespace) -> EngineArgs:
     """Return what the flags of `add_engine_flags` say; raises OptionError."""
     values = {spec.name: getattr(options, spec.name) for spec in fields(EngineArgs)}
     return EngineArgs(**values).validate()
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a server that listens on `host`."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _dashed(word: str) -> str:
@@ -129,6 +145,8 @@ def _add_server_flags(group: "argparse._ArgumentGroup") -> None:
         metavar="KEY",
         help=f"demanded from clients; may be repeated; {API_KEY_VARIABLE} adds one",
     )
+    add("--allow-no-key", action="store_true", help="let others ask without a key")
+    _add_limits(group)
     add("--enable-auto-tool-choice", action="store_true", help="let the model call tools")
     add(
         "--tool-call-parser",
@@ -141,13 +159,31 @@ def _add_server_flags(group: "argparse._ArgumentGroup") -> None:
         help="tell <think>...</think> from the answer",
     )
     _add_log_flags(group)
+
+
+def _add_limits(group: "argparse._ArgumentGroup") -> None:
+    add = group.add_argument
+    add("--isolate-api-keys", action="store_true", help="a prefix cache for each API key")
     add(
-        "--shutdown-timeout",
-        type=_read_seconds,
-        default=15.0,
-        metavar="SECONDS",
-        help="how long running requests may go on after a signal (default: %(default)s)",
+        "--allowed-hosts",
+        nargs="+",
+        metavar="HOST",
+        help="hosts a request may name; by default this machine's if only it can ask, else all",
     )
+    add(
+        "--max-concurrent-requests",
+        type=_read_positive,
+        default=4096,
+        metavar="N",
+        help="requests answered or waiting at once; others get 429 (default: %(default)s)",
+    )
+    for flag, default, text in (
+        ("--request-timeout", 3600.0, "after which a request is ended; 0 is never"),
+        ("--watchdog-timeout", 120.0, "without progress that turn /health red"),
+        ("--shutdown-timeout", 15.0, "that running requests may go on after a signal"),
+    ):
+        text = f"seconds {text} (default: {default:g})"
+        add(flag, type=_read_seconds, default=default, metavar="SECONDS", help=text)
 
 
 def _add_log_flags(group: "argparse._ArgumentGroup") -> None:
@@ -224,6 +260,13 @@ def _read_port(text: str) -> int:
     if not 0 <= port <= 65_535:
         raise argparse.ArgumentTypeError(f"must be between 0 and 65535, not {port}")
     return port
+
+
+def _read_positive(text: str) -> int:
+    count = _read_count(text)
+    if not 1 <= count <= 10**6:
+        raise argparse.ArgumentTypeError(f"must be between 1 and 1000000, not {text[:80]}")
+    return count
 
 
 def _one(text: str) -> int:

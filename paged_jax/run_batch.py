@@ -33,6 +33,7 @@ logger = logging.getLogger("paged_jax")
 
 URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 MAX_LINE_BYTES = 32 << 20
+UNLIMITED: "Json" = {"api_keys": (), "allowed_hosts": (), "request_timeout_s": 0.0}
 Json = dict[str, Any]
 
 
@@ -56,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         engine, options.platform = load(args)
     except Exception as error:
         return report(error, with_traceback=options.log_level == "debug")
-    batch = Batch(engine, replace(settings_of(engine, options), api_keys=()), done)
+    batch = Batch(engine, replace(settings_of(engine, options), **UNLIMITED), done)
     engine.start()
     try:
         asyncio.run(batch.run(options.input_file, options.output_file))

@@ -22,10 +22,11 @@ from starlette.applications import Starlette
 import paged_jax
 from paged_jax.config import OptionError
 from paged_jax.engine_args import EngineArgs
-from paged_jax.flags import API_KEY_VARIABLE, IGNORED, parse
+from paged_jax.flags import API_KEY_VARIABLE, IGNORED, is_loopback, parse
 from paged_jax.log_format import configure_logging
 from paged_jax.phases import PhaseClock
 from server import ServerSettings, create_app
+from server.connection import GuardedProtocol
 
 if TYPE_CHECKING:
     from paged_jax.async_engine import AsyncEngine
@@ -119,7 +120,19 @@ def settings_of(engine: "AsyncEngine", options: argparse.Namespace) -> ServerSet
         reasoning_parser=options.reasoning_parser,
         has_metrics_alias=options.metrics_alias == "vllm",
         logs_requests=options.enable_log_requests,
+        allowed_hosts=hosts_of(options),
+        isolates_keys=options.isolate_api_keys,
+        max_requests=options.max_concurrent_requests,
+        request_timeout_s=options.request_timeout,
+        watchdog_s=options.watchdog_timeout,
     )
+
+
+def hosts_of(options: argparse.Namespace) -> tuple[str, ...]:
+    """Return the hosts that requests may name: all, or this machine's if only that can ask."""
+    if options.allowed_hosts:
+        return tuple(host.lower() for host in options.allowed_hosts)
+    return ("localhost", "127.0.0.1", "[::1]", options.host) if is_loopback(options.host) else ()
 
 
 class DrainingServer(uvicorn.Server):
@@ -132,6 +145,7 @@ class DrainingServer(uvicorn.Server):
             access_log=False,
             server_header=False,
             ws="none",
+            http=GuardedProtocol,
             timeout_graceful_shutdown=FLUSH_S,
         )
         super().__init__(config)

@@ -15,6 +15,7 @@ from server.chat_format import ChatFormat
 from server.errors import REQUEST_ID, ApiError, cut
 from server.fields import read_json
 from server.formats import CompletionFormat, Format
+from server.gate import salted
 from server.generation import ClientGone, closable, collect, unless_disconnected
 from server.metrics import Metrics
 from server.protocol import parse_chat, parse_completion
@@ -63,6 +64,10 @@ class Endpoint:
 
 async def _health(state: ServerState, _request: Request) -> Response:
     return Response(status_code=200 if state.is_ready else 503)
+
+
+async def _livez(state: ServerState, _request: Request) -> Response:
+    return Response(status_code=200 if state.is_alive else 503)
 
 
 async def _health_generate(state: ServerState, _request: Request) -> Response:
@@ -157,9 +162,10 @@ def _generation(
         def work() -> Call:
             return parse(state, Fields(body(state.limits), read), header_id)
 
-        call = await asyncio.to_thread(work)
+        call = salted(await asyncio.to_thread(work), request.scope)
         request.scope[REQUEST_ID] = call.client_id
         state.check_ready()
+        state.check_room(len(call.prompts))
         spelled = spelling(call)
         if call.answer.stream:
             return EventStream(events_of(state, call, spelled))
@@ -185,6 +191,7 @@ def _post(path: str, summary: str, body: Callable[[Limits], Json], handler: Hand
 ENDPOINTS = (
     Endpoint("/health", _health, "200 while requests are taken.", answers="", is_open=True),
     Endpoint("/ping", _health, "As /health.", ("GET", "POST"), answers="", is_open=True),
+    Endpoint("/livez", _livez, "200 until the engine fails or sticks.", answers="", is_open=True),
     Endpoint("/health_generate", _health_generate, "200 once a token was made.", answers=""),
     Endpoint("/version", _version, "The server's version.", is_open=True),
     Endpoint("/metrics", _scrape, "Prometheus metrics.", answers="text/plain", is_open=True),

@@ -18,11 +18,20 @@ logger = logging.getLogger("paged_jax")
 TYPES = {
     400: "BadRequestError",
     401: "AuthenticationError",
+    403: "PermissionDeniedError",
     404: "NotFoundError",
     405: "MethodNotAllowedError",
+    408: "RequestTimeoutError",
     413: "RequestTooLargeError",
+    429: "RateLimitError",
+    431: "RequestTooLargeError",
     500: "InternalServerError",
     503: "ServiceUnavailableError",
+}
+HEADERS = {
+    401: {"WWW-Authenticate": "Bearer"},
+    429: {"Retry-After": "1"},
+    503: {"Retry-After": "5"},
 }
 REQUEST_ID = "paged_jax.request_id"  # in the ASGI scope; every answer repeats it
 SHUTTING_DOWN = "the server is shutting down"
@@ -66,8 +75,7 @@ def describe(error: Exception) -> tuple[int, Json]:
 def error_response(error: Exception) -> Response:
     """Return the HTTP answer to an exception."""
     status, body = describe(error)
-    headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
-    return JSONResponse(body, status, headers)
+    return JSONResponse(body, status, HEADERS.get(status))
 
 
 async def answer_http_error(request: Request, error: Exception) -> Response:

@@ -1,5 +1,6 @@
 """Reading a JSON body: strict UTF-8, strict JSON, whole characters, a size limit."""
 
+import asyncio
 import json
 import re
 from typing import NoReturn, cast
@@ -11,6 +12,8 @@ from server.errors import ApiError, cut
 from server.wire import Json
 
 MAX_BODY_BYTES = 32 << 20
+MAX_DEPTH = 128
+BODY_S = 120.0
 _HALF_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
 
 
@@ -19,22 +22,30 @@ async def read_json(request: Request) -> Json:
 
     Raises:
         InvalidRequest: not JSON, not an object, or text that no Unicode string can hold.
-        ApiError: 413 for a body above `MAX_BODY_BYTES`; it is not read to its end.
+        ApiError: 413 for a body above `MAX_BODY_BYTES`; it is not read to its end. 408 for one
+            that takes longer than `BODY_S`.
     """
     kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
     if kind != "application/json":
         raise InvalidRequest(
             f"Content-Type must be application/json, not {cut(kind)}", "Content-Type"
         )
+    _check_size(int(request.headers.get("content-length", 0)))
+    try:
+        async with asyncio.timeout(BODY_S):
+            return parse_json(await _read_all(request))
+    except TimeoutError:
+        raise ApiError(408, f"the body did not arrive within {BODY_S:g} s", "body") from None
+
+
+async def _read_all(request: Request) -> bytes:
     parts: list[bytes] = []
-    size = int(request.headers.get("content-length", 0))
-    _check_size(size)
     size = 0
     async for part in request.stream():
         size += len(part)
         _check_size(size)
         parts.append(part)
-    return parse_json(b"".join(parts))
+    return b"".join(parts)
 
 
 def _check_size(size: int) -> None:
@@ -47,6 +58,7 @@ def parse_json(raw: bytes) -> Json:
     try:
         text = raw.decode()
         body: object = json.loads(text, parse_constant=_refuse_constant)
+        _check_depth(text, body)
         if _HALF_PAIR.search(text):
             _check_text(body)
     except UnicodeDecodeError:
@@ -63,6 +75,22 @@ def parse_json(raw: bytes) -> Json:
     if not isinstance(body, dict):
         raise InvalidRequest("the body must be a JSON object", "body")
     return cast(Json, body)
+
+
+def _check_depth(text: str, body: object) -> None:
+    """Raise InvalidRequest if `body`, spelled as `text`, is nested deeper than `MAX_DEPTH`."""
+    if text.count("[") + text.count("{") <= MAX_DEPTH:
+        return
+    level: list[object] = [body]
+    for _ in range(MAX_DEPTH):
+        level = [inner for value in level for inner in _containers(value)]
+    if level:
+        raise InvalidRequest(f"the body must not be nested deeper than {MAX_DEPTH}", "body")
+
+
+def _containers(value: object) -> list[object]:
+    inner = cast(Json, value).values() if isinstance(value, dict) else cast(list[object], value)
+    return [item for item in inner if isinstance(item, list | dict)]
 
 
 def _refuse_constant(name: str) -> NoReturn:

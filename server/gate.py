@@ -1,17 +1,20 @@
-"""What stands before the routes: the API key, the request's id, the count of answers, errors."""
+"""What stands before the routes: API keys, hosts and origins, the request's id, counts, errors."""
 
 import hmac
 import re
 import time
 import uuid
+from dataclasses import replace
 from hashlib import sha256
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.errors import REQUEST_ID, ApiError, error_response
+from server.call import Call
+from server.errors import REQUEST_ID, ApiError, cut, error_response
 from server.state import ServerState
 from server.tables import MAX_NAME_LEN, PRINTABLE
 
+OWNER = "paged_jax.owner"  # in the ASGI scope: a digest of the API key, if keys are kept apart
 ROUTE = "paged_jax.route"  # in the ASGI scope: the path of the route that took the request
 
 
@@ -40,6 +43,7 @@ class Gate:
         num = 1 if scope["path"] in self._generation_paths else 0
         self._state.num_in_flight += num
         try:
+            self._check_host(scope)
             self._check_key(scope)
             await self._app(scope, receive, answer.send)
         except Exception as error:
@@ -48,6 +52,20 @@ class Gate:
             self._state.num_in_flight -= num
             route, duration_s = scope.get(ROUTE, "none"), time.monotonic() - start_s
             self._state.metrics.on_answer(route, scope["method"], answer.status, duration_s)
+
+    def _check_host(self, scope: Scope) -> None:
+        """Raise ApiError 403 for requests that a page of another site makes a browser send.
+
+        Such a page names itself in Origin; one whose name was made to resolve to this machine
+        names its own host.
+        """
+        host = header(scope, b"host").decode("latin-1").lower()
+        allowed = self._state.settings.allowed_hosts
+        if allowed and _without_port(host) not in allowed:
+            raise ApiError(403, f"host {cut(host)} is not served here (--allowed-hosts)")
+        origin = header(scope, b"origin").decode("latin-1").lower()
+        if origin and origin.partition("://")[2] != host:
+            raise ApiError(403, f"pages of {cut(origin)} may not use this server")
 
     def _check_key(self, scope: Scope) -> None:
         """Raise ApiError 401 unless the path is open to all or a key is given.
@@ -62,6 +80,21 @@ class Gate:
         matches = [hmac.compare_digest(given, own) for own in self._keys]
         if scheme.lower() != b"bearer" or not any(matches):
             raise ApiError(401, "a valid API key is needed: Authorization: Bearer <key>")
+        if self._state.settings.isolates_keys:
+            scope[OWNER] = given.hex()
+
+
+def salted(call: Call, scope: Scope) -> Call:
+    """Return the call with its prefixes kept apart from those of other API keys, if they are to be.
+
+    A digest has one length, so that no salt of one owner makes it another's.
+    """
+    owner = scope.get(OWNER)
+    return call if owner is None else replace(call, cache_salt=owner + (call.cache_salt or ""))
+
+
+def _without_port(host: str) -> str:
+    return re.sub(r":[0-9]*$", "", host)
 
 
 def header(scope: Scope, name: bytes) -> bytes:

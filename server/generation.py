@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from starlette.types import Receive
@@ -113,13 +114,34 @@ async def _one_prompt(
         )
     )
     state.running[engine_id] = (call.id, call.client_id)
+    deadline = Deadline(engine, engine_id, state.settings.request_timeout_s)
     try:
         async with aclosing(source) as deltas:
             async for delta in deltas:
-                _check_delta(engine, delta)
+                _check_delta(engine, delta, deadline)
                 yield _without_output(delta) if call.answer.is_scoring else delta
     finally:
+        deadline.cancel()
         del state.running[engine_id]
+
+
+class Deadline:
+    """Ends a request in the engine after `seconds`; 0 is never."""
+
+    def __init__(self, engine: "AsyncEngine", engine_id: str, seconds: float):
+        self.seconds, self.is_over = seconds, False
+        self._abort = partial(engine.abort, engine_id)
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(seconds, self._end) if seconds else None
+
+    def _end(self) -> None:
+        self.is_over = True
+        self._abort()
+
+    def cancel(self) -> None:
+        """Let the request be."""
+        if self._timer is not None:
+            self._timer.cancel()
 
 
 def closable(deltas: AsyncIterator[RequestDelta]) -> AsyncGenerator[RequestDelta, None]:
@@ -128,11 +150,13 @@ def closable(deltas: AsyncIterator[RequestDelta]) -> AsyncGenerator[RequestDelta
     return cast(AsyncGenerator[RequestDelta, None], deltas)
 
 
-def _check_delta(engine: "AsyncEngine", delta: RequestDelta) -> None:
+def _check_delta(engine: "AsyncEngine", delta: RequestDelta, deadline: Deadline) -> None:
     """Raise ApiError if this request has no proper end to expect."""
     is_aborted = any(choice.finish_reason == "abort" for choice in delta.choices)
     if engine.is_draining and (delta.error is not None or is_aborted):
         raise ApiError(503, SHUTTING_DOWN)
+    if is_aborted and deadline.is_over:
+        raise ApiError(408, f"the request took longer than {deadline.seconds:g} s")
     if delta.error is not None:
         raise ApiError(500, delta.error)
 

@@ -15,7 +15,10 @@ _ERRORS = {
     400: "The request is malformed; `param` names the field.",
     401: "No valid API key is given.",
     404: "The model is not served.",
+    403: "A page of another site asks, or the host is not served.",
+    408: "The body, or the answer, took too long.",
     413: "The body is too large.",
+    429: "Too many requests are being answered or wait; Retry-After says when to ask again.",
     503: "The server is draining, or its engine has failed.",
 }
 _ERROR_SCHEMA: Json = {
@@ -93,7 +96,7 @@ def _responses(endpoint: Endpoint) -> Json:
     errors = {
         str(status): {"description": text, "content": error}
         for status, text in _ERRORS.items()
-        if endpoint.body is not None or status in (401, 404, 503)
+        if endpoint.body is not None or status in (401, 403, 404, 503)
     }
     if not endpoint.answers:
         errors["503"] = {"description": _ERRORS[503]}

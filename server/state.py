@@ -29,6 +29,11 @@ class ServerSettings:
         log_interval_s: seconds between lines about the load; 0 is off.
         platform: the device's kind in those lines.
         has_metrics_alias: metrics are told under vLLM's names too.
+        allowed_hosts: hosts that requests may be addressed to; any if there are none.
+        isolates_keys: each API key has a prefix cache of its own.
+        max_requests: generation requests, and prompts of them, that are answered or wait at once.
+        request_timeout_s: seconds after which a request is ended; 0 is never.
+        watchdog_s: seconds without progress after which the engine counts as stuck.
         logs_requests: a line is logged for each request that ended; never its text.
         tool_call_parser: how the model writes tool calls; None if they are not looked for.
         reasoning_parser: how the model marks its reasoning; None if it is not looked for.
@@ -44,6 +49,11 @@ class ServerSettings:
     reasoning_parser: str | None = None
     has_metrics_alias: bool = False
     logs_requests: bool = False
+    allowed_hosts: tuple[str, ...] = ()
+    isolates_keys: bool = False
+    max_requests: int = 4096
+    request_timeout_s: float = 3600.0
+    watchdog_s: float = 120.0
 
 
 @dataclass
@@ -81,13 +91,30 @@ class ServerState:
     @property
     def is_ready(self) -> bool:
         """Whether new requests are taken."""
-        return self.engine.is_healthy and not self.engine.is_draining
+        return self.is_alive and not self.engine.is_draining
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the engine works: it has not failed, and its present step is not stuck."""
+        return self.engine.is_healthy and self.engine.busy_s < self.settings.watchdog_s
 
     def check_ready(self) -> None:
-        """Raise ApiError 503 unless new requests are taken."""
+        """Raise ApiError 503 unless new requests are taken, 429 if there are too many."""
         if not self.is_ready:
             reason = SHUTTING_DOWN if self.engine.is_draining else "the engine has failed"
+            if self.engine.is_healthy and not self.is_alive:
+                reason = f"the engine has made no progress for {self.engine.busy_s:.0f} s"
+            self.metrics.on_refusal("not_ready")
             raise ApiError(503, reason)
+        self.check_room(0)
+
+    def check_room(self, num_prompts: int) -> None:
+        """Raise ApiError 429 if so many more prompts are too many; one request alone never is."""
+        most, num_running = self.settings.max_requests, len(self.running)
+        is_full = num_running > 0 and num_running + num_prompts > most
+        if self.num_in_flight > most or is_full:
+            self.metrics.on_refusal("queue_full")
+            raise ApiError(429, f"{most} requests are being answered or wait: try again later")
 
     def check_model(self, body: Json) -> None:
         """Raise ApiError 404 if the body's `model` is a name that is not served."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -229,3 +230,28 @@ def test_reset_prefix_cache_forgets_only_when_nothing_runs(served: AsyncEngine) 
 
     done, (warm, cold) = asyncio.run(main())
     assert done == [False, True] and warm > 0 and cold == 0
+
+
+def test_stuck_step_is_told_by_its_age(served: AsyncEngine, monkeypatch) -> None:
+    entered, leave = threading.Event(), threading.Event()
+    step = served.engine.step
+
+    def stuck():
+        entered.set()
+        leave.wait(60)
+        return step()
+
+    async def story() -> tuple[float, float]:
+        monkeypatch.setattr(served.engine, "step", stuck)
+        task = asyncio.create_task(collect(served, SamplingParams(max_tokens=2)))
+        await asyncio.to_thread(entered.wait, 60)
+        await asyncio.sleep(0.05)
+        stuck_s = served.busy_s
+        leave.set()
+        await task
+        while served.engine.has_work or served.busy_s:
+            await asyncio.sleep(0.01)
+        return stuck_s, served.busy_s
+
+    stuck_s, after_s = asyncio.run(story())
+    assert stuck_s >= 0.05 and after_s == 0.0

@@ -91,6 +91,7 @@ class FakeEngine:
         self.tokenizer = ByteTokenizer()
         self.default_sampling: dict[str, object] = {}
         self.is_healthy, self.is_draining = True, False
+        self.busy_s = 0.0
         self.step_s, self.fail_after = step_s, 10**9
         self.running: set[str] = set()
         self.aborted: list[str] = []

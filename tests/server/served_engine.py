@@ -13,6 +13,7 @@ import uvicorn
 from fake_engine import FakeEngine
 
 from server import ServerSettings, create_app
+from server.connection import GuardedProtocol
 
 SETTINGS = ServerSettings(served_names=("fake", "alias"), version="1.2.3")
 
@@ -80,6 +81,7 @@ def serve(engine: FakeEngine, settings: ServerSettings = SETTINGS) -> Iterator[S
         log_config=None,
         access_log=False,
         ws="none",
+        http=GuardedProtocol,
         timeout_graceful_shutdown=2,
     )
     server = uvicorn.Server(config)
