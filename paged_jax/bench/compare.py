@@ -1,13 +1,14 @@
 """`bench compare`: the named workloads on paged_jax and its peers, side by side on this machine.
 
 Engines alternate: a repetition runs every backend once, each in a fresh process, and every
-workload in it, warmed up with other prompts. Each result is a line of JSON as soon as it is there;
-a run that was stopped goes on where it ended.
+workload in it, warmed up with other prompts and short answers. Each result is a line of JSON as
+soon as it is there; a run that was stopped goes on where it ended.
 """
 
 import argparse
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from paged_jax.bench.backends import Peer, RunnerBackend, ServerBackend, open_peer
@@ -21,6 +22,7 @@ from paged_jax.config import OptionError
 
 RESULTS = Path(__file__).parent / "results"
 WARM_SEED = 1000
+WARM_TOKENS = 16  # of each answer of a warm-up: every shape is seen, most of the time is saved
 
 
 def main(arguments: list[str]) -> None:
@@ -90,7 +92,8 @@ def _measure(
     backend: RunnerBackend | ServerBackend, load: Workload, rep: int, count: int | None
 ) -> dict[str, object]:
     """Warm up with another seed, then run once, with the figures of `throughput`."""
-    backend.run(load.make(WARM_SEED + rep)[:count])
+    warm = load.make(WARM_SEED + rep)[:count]
+    backend.run([replace(each, max_tokens=min(each.max_tokens, WARM_TOKENS)) for each in warm])
     backend.reset()
     requests = load.make(rep)[:count]
     if load.is_warm:

@@ -62,6 +62,28 @@ def test_a_run_that_was_stopped_goes_on(fakes, tmp_path) -> None:
     assert [record["workload"] for record in records] == ["W1", "W1", "W2", "W2"]
 
 
+def test_a_warm_up_has_other_prompts_and_short_answers(monkeypatch) -> None:
+    runs = []
+
+    class Backend:
+        def run(self, requests):
+            runs.append(requests)
+            return []
+
+        def reset(self) -> None: ...
+
+        def figures(self) -> dict:
+            return {}
+
+    monkeypatch.setattr(compare, "summarise", lambda *_: {})
+    compare._measure(Backend(), WORKLOADS["W1"], rep=0, count=None)
+
+    (warm,), (measured,) = runs
+    assert (warm.max_tokens, measured.max_tokens) == (16, 128)
+    assert len(warm.prompt) == len(measured.prompt)
+    assert warm.prompt != measured.prompt
+
+
 def test_unknown_names_are_refused(fakes, tmp_path, capsys) -> None:
     for words in (("--workloads", "W9"), ("--backends", "x")):
         with pytest.raises(SystemExit):
