@@ -90,9 +90,10 @@ def draw(
         also the tokens alone, as the next step's backbone takes them.
     """
     num_rows = rows.positions.shape[0]
+    num_drawn = jnp.count_nonzero(jnp.asarray(rows.positions)).astype(jnp.int32)
     with jax.named_scope("sample"):
         out = sample_divided(
-            logits(params, sampled[:num_rows]),
+            logits(params, sampled[:num_rows], num_rows=num_drawn),
             rows,
             vocab_size=config.vocab_size,
             max_logprobs=max_logprobs,

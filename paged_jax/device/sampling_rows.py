@@ -36,7 +36,7 @@ class SamplingRows:
     Attributes:
         top_k: 0 is off.
         keys: the choice's seed as a raw threefry key, high word first.
-        positions: the position the drawn token will have.
+        positions: the position the drawn token will have; only of padding rows it is 0.
         history: ids of prompt and output, for rows with penalties; elsewhere empty.
         prompt_lens: how many of the history are prompt.
         history_lens: how many are valid.

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from paged_jax.device.cpu.matmul import multiply as multiply_packed
 from paged_jax.device.sharding import sum_over_tensor
@@ -27,18 +27,26 @@ def linear(
     x: Float[Array, "rows inner"],
     weight: Matrix,
     bias: Float[Array, " outer"] | None = None,
+    *,
+    num_rows: Int[Array, ""] | None = None,
 ) -> Float[Array, "rows outer"]:
     """Multiply by a matrix kept as [in, out] and add the bias, if any."""
-    return linears(x, [weight], [bias])[0]
+    return linears(x, [weight], [bias], num_rows=num_rows)[0]
 
 
 def linears(
     x: Float[Array, "rows inner"],
     weights: Sequence[Matrix],
     biases: Sequence[Float[Array, " _"] | None],
+    *,
+    num_rows: Int[Array, ""] | None = None,
 ) -> list[Float[Array, "rows _"]]:
-    """Multiply the same rows by several matrices, in one call where they are packed."""
-    outs = products(x, weights) or [_product(x, weight) for weight in weights]
+    """Multiply the same rows by several matrices, in one call where they are packed.
+
+    Args:
+        num_rows: how many rows are not padding. The others are not computed where that saves time.
+    """
+    outs = products(x, weights, num_rows=num_rows) or [_product(x, weight) for weight in weights]
     return [
         out if bias is None else out + bias[None, :] for out, bias in zip(outs, biases, strict=True)
     ]
@@ -56,26 +64,37 @@ def linear_to_stream(
     x: Float[Array, "rows inner"],
     weight: Matrix,
     bias: Float[Array, " outer"] | None = None,
+    *,
+    num_rows: Int[Array, ""] | None = None,
 ) -> Float[Array, "rows outer"]:
     """Multiply as `linear` does; on a mesh each device has some of the inputs, and all are summed.
 
     The bias is added once, after the sum.
     """
-    out = sum_over_tensor(linear(x, weight))
+    out = sum_over_tensor(linear(x, weight, num_rows=num_rows))
     return out if bias is None else out + bias[None, :]
 
 
-def gated_mlp(x: Float[Array, "rows embed"], layer: LayerParams) -> Float[Array, "rows embed"]:
-    """Return down(silu(gate(x)) * up(x))."""
-    return linear_to_stream(_gated(x, layer), layer.w_down, layer.b_down)
+def gated_mlp(
+    x: Float[Array, "rows embed"],
+    layer: LayerParams,
+    *,
+    num_rows: Int[Array, ""] | None = None,
+) -> Float[Array, "rows embed"]:
+    """Return down(silu(gate(x)) * up(x)); `num_rows` as for `linears`."""
+    hidden = _gated(x, layer, num_rows)
+    return linear_to_stream(hidden, layer.w_down, layer.b_down, num_rows=num_rows)
 
 
-def _gated(x: Float[Array, "rows embed"], layer: LayerParams) -> Float[Array, "rows mlp"]:
+def _gated(
+    x: Float[Array, "rows embed"], layer: LayerParams, num_rows: Int[Array, ""] | None
+) -> Float[Array, "rows mlp"]:
     if layer.b_gate is None:
-        fused = gated_product(x, layer.w_gate, layer.w_up)
+        fused = gated_product(x, layer.w_gate, layer.w_up, num_rows=num_rows)
         if fused is not None:
             return fused
-    gate, up = linears(x, (layer.w_gate, layer.w_up), (layer.b_gate, layer.b_up))
+    weights, biases = (layer.w_gate, layer.w_up), (layer.b_gate, layer.b_up)
+    gate, up = linears(x, weights, biases, num_rows=num_rows)
     return jax.nn.silu(gate) * up
 
 

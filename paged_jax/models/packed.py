@@ -53,22 +53,35 @@ def look_up(
 
 
 def products(
-    x: Float[Array, "rows inner"], matrices: Sequence[Matrix]
+    x: Float[Array, "rows inner"],
+    matrices: Sequence[Matrix],
+    *,
+    num_rows: Int[Array, ""] | None = None,
 ) -> list[Float[Array, "rows _"]] | None:
-    """Multiply the same rows with packed matrices of one dtype, in one call; None: they are not."""
+    """Multiply the same rows with packed matrices of one dtype, in one call; None: they are not.
+
+    Args:
+        num_rows: rows that are not padding; the products of others are 0.
+    """
     listed = [matrix for matrix in matrices if isinstance(matrix, PackedMatrix)]
     if len(listed) < len(matrices) or len({matrix.panels.dtype for matrix in listed}) > 1:
         return None
-    return multiply(x, listed)
+    return multiply(x, listed, num_rows=num_rows)
 
 
 def gated_product(
-    x: Float[Array, "rows inner"], gate: Matrix, up: Matrix
+    x: Float[Array, "rows inner"],
+    gate: Matrix,
+    up: Matrix,
+    *,
+    num_rows: Int[Array, ""] | None = None,
 ) -> Float[Array, "rows _"] | None:
     """Return silu(x @ gate) * (x @ up) from one call; None unless both are packed in one dtype."""
     if not isinstance(gate, PackedMatrix) or not isinstance(up, PackedMatrix):
         return None
-    return multiply_gated(x, gate, up) if gate.panels.dtype == up.panels.dtype else None
+    if gate.panels.dtype != up.panels.dtype:
+        return None
+    return multiply_gated(x, gate, up, num_rows=num_rows)
 
 
 def _packed_integers(matrix: QuantisedMatrix) -> QuantisedMatrix | PackedMatrix:

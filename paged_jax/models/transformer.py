@@ -7,7 +7,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from paged_jax.config import ModelConfig
 from paged_jax.device import platform
@@ -31,10 +31,15 @@ from paged_jax.pytree import pytree
 
 @pytree
 class StepContext:
-    """What the layers of a step share."""
+    """What the layers of a step share.
+
+    Attributes:
+        num_tokens: how many of the batch's tokens are not padding.
+    """
 
     batch: StepBatch
     angles: Angles
+    num_tokens: Int[Array, ""]
 
 
 def forward(
@@ -49,7 +54,8 @@ def forward(
     x = look_up(params.embed, jnp.asarray(batch.tokens), config.activation_dtype)
     prompt_lens = jnp.asarray(batch.prompt_lens)[batch.seq_of_token]
     angles = rope_angles(jnp.asarray(batch.positions), prompt_lens, config)
-    context = StepContext(batch=batch, angles=angles)
+    num_tokens = jnp.asarray(batch.query_starts)[-1]
+    context = StepContext(batch=batch, angles=angles, num_tokens=num_tokens)
     layers = pool.layers()
     for index, weights in enumerate(params.layers):
         x, layers[index] = layer(x, layers[index], weights, context, config, config.window(index))
@@ -67,21 +73,31 @@ def layer(
 ) -> tuple[Float[Array, "tokens embed"], LayerKV]:
     """Run one layer. Jitted on its own so that equal layers are traced and lowered once."""
     h = rms_norm(x, weights.attn_norm, config.norm_eps)
-    q, k, v = _heads(h, weights, context.angles, config)
+    q, k, v = _heads(h, weights, context, config)
     with jax.named_scope("write_kv"):
         kv = write_layer(kv, k, v, context.batch.slots)
     out = _attend(q, kv, context.batch, config, window)
-    x = x + linear_to_stream(out, weights.w_o, weights.b_o)
+    x = x + linear_to_stream(out, weights.w_o, weights.b_o, num_rows=context.num_tokens)
     with jax.named_scope("mlp"):
-        x = x + gated_mlp(rms_norm(x, weights.mlp_norm, config.norm_eps), weights)
+        h = rms_norm(x, weights.mlp_norm, config.norm_eps)
+        x = x + gated_mlp(h, weights, num_rows=context.num_tokens)
     return x, kv
 
 
-def logits(params: ModelParams, hidden: Float[Array, "rows embed"]) -> Float[Array, "rows vocab"]:
-    """Project to the vocabulary in float32; on a mesh to this device's part of it."""
+def logits(
+    params: ModelParams,
+    hidden: Float[Array, "rows embed"],
+    *,
+    num_rows: Int[Array, ""] | None = None,
+) -> Float[Array, "rows vocab"]:
+    """Project to the vocabulary in float32; on a mesh to this device's part of it.
+
+    Args:
+        num_rows: rows that are not padding; of others logits are finite, without meaning.
+    """
     weight, axis = (params.embed, 1) if params.unembed is None else (params.unembed, 0)
     if isinstance(weight, PackedMatrix):
-        return linear(hidden, weight)
+        return linear(hidden, weight, num_rows=num_rows)
     if platform.target() == "cpu":  # there a product cannot be wider than its factors
         hidden, weight = hidden.astype(jnp.float32), weight.astype(jnp.float32)
     return jax.lax.dot_general(
@@ -95,7 +111,7 @@ def logits(params: ModelParams, hidden: Float[Array, "rows embed"]) -> Float[Arr
 
 @jax.named_scope("qkv")
 def _heads(
-    h: Float[Array, "tokens embed"], layer: LayerParams, angles: Angles, config: ModelConfig
+    h: Float[Array, "tokens embed"], layer: LayerParams, context: StepContext, config: ModelConfig
 ) -> tuple[
     Float[Array, "tokens q_heads head_dim"],
     Float[Array, "tokens kv_heads head_dim"],
@@ -104,13 +120,13 @@ def _heads(
     """Project to queries, keys and values; norm (where the family does) and rotate q and k."""
     split = lambda x: x.reshape(x.shape[0], -1, config.head_dim)  # noqa: E731
     matrices, biases = (layer.w_q, layer.w_k, layer.w_v), (layer.b_q, layer.b_k, layer.b_v)
-    q, k, v = map(split, linears(h, matrices, biases))
+    q, k, v = map(split, linears(h, matrices, biases, num_rows=context.num_tokens))
     if layer.q_norm is not None and layer.k_norm is not None:
         q, k = (
             rms_norm(q, layer.q_norm, config.norm_eps),
             rms_norm(k, layer.k_norm, config.norm_eps),
         )
-    return rotate(q, angles), rotate(k, angles), v
+    return rotate(q, context.angles), rotate(k, context.angles), v
 
 
 @jax.named_scope("attention")

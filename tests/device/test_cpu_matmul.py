@@ -91,6 +91,31 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(rng: np.random.Generator, d
         np.testing.assert_array_equal(apart, together[start:stop])
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_padding_rows_give_zeros_and_change_nothing(rng: np.random.Generator, dtype: str) -> None:
+    packed, _ = make_matrix(rng, 77, 50, dtype)
+    x = make_rows(rng, 70, 77)
+    for num_rows in (0, 1, 7, 64, 70):
+        padded = jnp.asarray(np.where(np.arange(70)[:, None] < num_rows, x, np.nan))
+        run = jax.jit(
+            lambda x, n: (
+                *multiply(x, [packed], num_rows=n),
+                multiply_gated(x, packed, packed, num_rows=n),
+            )
+        )
+        real = jnp.asarray(x[:num_rows])
+        apart = (*multiply(real, [packed]), multiply_gated(real, packed, packed))
+        for found, expected in zip(run(padded, jnp.int32(num_rows)), apart, strict=True):
+            np.testing.assert_array_equal(found[:num_rows], expected)
+            assert not np.any(found[num_rows:])
+
+
+def test_more_rows_than_there_are_are_refused(rng: np.random.Generator) -> None:
+    packed, _ = make_matrix(rng, 8, 8, "float32")
+    with pytest.raises(Exception, match="num_rows must be within the rows there are"):
+        jax.block_until_ready(multiply(jnp.zeros((2, 8)), [packed], num_rows=jnp.int32(3)))
+
+
 @pytest.mark.parametrize("dtype", ("float32", "bfloat16"))
 def test_what_fills_up_panels_never_shows(rng: np.random.Generator, dtype: str) -> None:
     packed, weight = make_matrix(rng, 33, 45, dtype)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
-from jaxtyping import Array, Float32, Int, Shaped
+from jaxtyping import Array, Float32, Int, Int32, Shaped
 
 from paged_jax.device.cpu import kernels
 from paged_jax.pytree import pytree
@@ -54,17 +54,29 @@ def pack(
 
 
 def multiply(
-    x: Float32[Array, "rows inner"], matrices: Sequence[PackedMatrix]
+    x: Float32[Array, "rows inner"],
+    matrices: Sequence[PackedMatrix],
+    *,
+    num_rows: Int32[Array, ""] | None = None,
 ) -> list[Float32[Array, "rows _"]]:
-    """Multiply the same rows with several matrices of one dtype, in one call."""
-    return _call(x, matrices, [matrix.outer for matrix in matrices], is_gated=False)
+    """Multiply the same rows with several matrices of one dtype, in one call.
+
+    Args:
+        num_rows: the first so many are multiplied, the others give 0 at no cost. None: all.
+    """
+    outers = [matrix.outer for matrix in matrices]
+    return _call(x, matrices, outers, num_rows=num_rows, is_gated=False)
 
 
 def multiply_gated(
-    x: Float32[Array, "rows inner"], gate: PackedMatrix, up: PackedMatrix
+    x: Float32[Array, "rows inner"],
+    gate: PackedMatrix,
+    up: PackedMatrix,
+    *,
+    num_rows: Int32[Array, ""] | None = None,
 ) -> Float32[Array, "rows outer"]:
-    """Return silu(x @ gate) * (x @ up)."""
-    return _call(x, (gate, up), [gate.outer], is_gated=True)[0]
+    """Return silu(x @ gate) * (x @ up); `num_rows` as for `multiply`."""
+    return _call(x, (gate, up), [gate.outer], num_rows=num_rows, is_gated=True)[0]
 
 
 def read_columns(
@@ -76,7 +88,15 @@ def read_columns(
 
 
 def _call(
-    x: Array, matrices: Sequence[PackedMatrix], outers: Sequence[int], *, is_gated: bool
+    x: Array,
+    matrices: Sequence[PackedMatrix],
+    outers: Sequence[int],
+    *,
+    num_rows: Array | None,
+    is_gated: bool,
 ) -> list[Array]:
     results = [jax.ShapeDtypeStruct((x.shape[0], outer), jnp.float32) for outer in outers]
-    return kernels.call("matmul", results, [x, *jax.tree.leaves(matrices)], is_gated=is_gated)
+    count = jnp.int32(x.shape[0]) if num_rows is None else num_rows
+    return kernels.call(
+        "matmul", results, [x, count, *jax.tree.leaves(matrices)], is_gated=is_gated
+    )

@@ -10,8 +10,8 @@ namespace ffi = xla::ffi;
 using Floats = ffi::Buffer<ffi::F32>;
 
 template <class W>
-ffi::Error multiply_all(ffi::ThreadPool& pool, Floats x, ffi::RemainingArgs weights,
-                        ffi::RemainingRets outs, bool is_gated) {
+ffi::Error multiply_all(ffi::ThreadPool& pool, Floats x, int64_t num_rows,
+                        ffi::RemainingArgs weights, ffi::RemainingRets outs, bool is_gated) {
   auto shape = x.dimensions();
   size_t per_matrix = std::is_same_v<W, int8_t> ? 2 : 1;  // panels, and scales of integers
   std::vector<Matrix> matrices;
@@ -23,19 +23,23 @@ ffi::Error multiply_all(ffi::ThreadPool& pool, Floats x, ffi::RemainingArgs weig
     if (panels->element_type() != weights.get<ffi::AnyBuffer>(0)->element_type())
       return ffi::Error::InvalidArgument("the matrices of a call must have one dtype");
     const float* scales = per_matrix == 2 ? weights.get<Floats>(i + 1)->typed_data() : nullptr;
-    matrices.push_back({panels->untyped_data(), scales, (*out)->dimensions()[1],
-                        (*out)->typed_data()});
+    int64_t outer = (*out)->dimensions()[1];
+    matrices.push_back({panels->untyped_data(), scales, outer, (*out)->typed_data()});
+    std::fill_n((*out)->typed_data() + num_rows * outer, (shape[0] - num_rows) * outer, 0.0f);
   }
-  multiply<W>(pool, x.typed_data(), shape[0], shape[1], std::move(matrices), is_gated);
+  multiply<W>(pool, x.typed_data(), num_rows, shape[1], std::move(matrices), is_gated);
   return ffi::Error::Success();
 }
 
-ffi::Error run_matmul(ffi::ThreadPool pool, Floats x, ffi::RemainingArgs weights,
-                      ffi::RemainingRets outs, bool is_gated) {
+ffi::Error run_matmul(ffi::ThreadPool pool, Floats x, ffi::BufferR0<ffi::S32> num_rows,
+                      ffi::RemainingArgs weights, ffi::RemainingRets outs, bool is_gated) {
+  int64_t rows = *num_rows.typed_data();
+  if (rows < 0 || rows > x.dimensions()[0])
+    return ffi::Error::InvalidArgument("num_rows must be within the rows there are");
   switch (weights.get<ffi::AnyBuffer>(0)->element_type()) {
-    case ffi::F32: return multiply_all<float>(pool, x, weights, outs, is_gated);
-    case ffi::BF16: return multiply_all<Bfloat16>(pool, x, weights, outs, is_gated);
-    case ffi::S8: return multiply_all<int8_t>(pool, x, weights, outs, is_gated);
+    case ffi::F32: return multiply_all<float>(pool, x, rows, weights, outs, is_gated);
+    case ffi::BF16: return multiply_all<Bfloat16>(pool, x, rows, weights, outs, is_gated);
+    case ffi::S8: return multiply_all<int8_t>(pool, x, rows, weights, outs, is_gated);
     default: return ffi::Error::InvalidArgument("weights must be float32, bfloat16 or int8");
   }
 }
@@ -68,6 +72,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(Matmul, paged_jax::run_matmul,
                               xla::ffi::Ffi::Bind()
                                   .Ctx<xla::ffi::ThreadPool>()
                                   .Arg<paged_jax::Floats>()
+                                  .Arg<xla::ffi::BufferR0<xla::ffi::S32>>()
                                   .RemainingArgs()
                                   .RemainingRets()
                                   .Attr<bool>("is_gated"));
