@@ -12,11 +12,13 @@ import time
 from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from collections.abc import Sequence as Seq
+from typing import TypeVar
 
 from paged_jax.build import build_engine
 from paged_jax.config import EngineConfig
 from paged_jax.engine import Engine
 from paged_jax.engine_args import EngineArgs
+from paged_jax.host.block_map import BlockMap, block_map
 from paged_jax.host.invalid_request import InvalidRequest
 from paged_jax.host.sampling_params import SamplingParams
 from paged_jax.host.trace import EngineObserver, EngineStats
@@ -25,6 +27,8 @@ from paged_jax.phases import PhaseClock
 from paged_jax.text.tokenizer import Tokenizer
 
 logger = logging.getLogger("paged_jax")
+
+T = TypeVar("T")
 
 
 class _Stream:
@@ -166,14 +170,22 @@ class AsyncEngine:
 
     async def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes unless a request holds blocks; return whether it was done."""
+        return await self._between_steps(self.engine.scheduler.pool.reset_prefix_cache)
+
+    async def block_map(self) -> BlockMap:
+        """Return the state of the KV pool between two steps."""
+        return await self._between_steps(lambda: block_map(self.engine.scheduler))
+
+    async def _between_steps(self, work: Callable[[], T]) -> T:
+        """Return what `work` returns in the stepping thread."""
         loop = asyncio.get_running_loop()
-        done: asyncio.Future[bool] = loop.create_future()
+        done: asyncio.Future[T] = loop.create_future()
 
-        def reset() -> None:
-            is_reset = self.engine.scheduler.pool.reset_prefix_cache()
-            loop.call_soon_threadsafe(done.set_result, is_reset)
+        def tell(result: T) -> None:
+            if not done.done():  # else the caller has gone
+                done.set_result(result)
 
-        self._post(reset)
+        self._post(lambda: loop.call_soon_threadsafe(tell, work()))
         return await done
 
     def _post(self, command: Callable[[], None]) -> None:

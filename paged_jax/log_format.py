@@ -18,12 +18,12 @@ def configure_logging(kind: str, level: str) -> None:
 
 
 class _TextFormatter(logging.Formatter):
-    """One line a message: what a client wrote cannot begin a line of its own."""
+    """Indents further lines: what a client wrote cannot look like a line of the server's."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         """Return the line without its traceback."""
         line = super().formatMessage(record)
-        return line.replace("\n", "\\n").replace("\r", "\\r")
+        return line.replace("\r", "\\r").replace("\n", "\n  ")
 
 
 class JsonFormatter(logging.Formatter):

@@ -15,6 +15,7 @@ from starlette.routing import Route
 from server.endpoints import ENDPOINTS, Endpoint
 from server.errors import answer_http_error
 from server.gate import ROUTE, Gate
+from server.live import LiveView
 from server.load_log import RequestLog, log_load
 from server.metrics import Metrics
 from server.openapi import document
@@ -37,8 +38,9 @@ OPENAPI = Endpoint("/openapi.json", _describe, "This description.")
 def create_app(engine: "AsyncEngine", settings: ServerSettings) -> Starlette:
     """Return the ASGI application over a started engine."""
     metrics = Metrics(engine, model=settings.served_names[0], has_alias=settings.has_metrics_alias)
-    state = ServerState(engine, settings, metrics)
+    state = ServerState(engine, settings, metrics, LiveView(engine))
     engine.add_observer(metrics)
+    engine.add_observer(state.live)
     if settings.logs_requests:
         engine.add_observer(RequestLog())
 

@@ -24,6 +24,7 @@ from server.responses import parse_response
 from server.responses_format import ResponseFormat
 from server.schema import Fields
 from server.state import ServerState
+from server.static_page import page
 from server.streaming import EventStream, events_of
 from server.tables import (
     Limits,
@@ -121,6 +122,10 @@ async def _reset_prefix_cache(state: ServerState, _request: Request) -> Response
     return JSONResponse({"success": await state.engine.reset_prefix_cache()})
 
 
+async def _blocks(state: ServerState, _request: Request) -> Response:
+    return JSONResponse(await state.live.json())
+
+
 async def _read(state: ServerState, request: Request) -> Json:
     body = await read_json(request)
     state.check_model(body)
@@ -189,6 +194,8 @@ def _post(path: str, summary: str, body: Callable[[Limits], Json], handler: Hand
 
 
 ENDPOINTS = (
+    Endpoint("/", page, "The page for people.", answers="text/html", is_open=True),
+    Endpoint("/page/{name}", page, "Its files.", answers="text/css", is_open=True),
     Endpoint("/health", _health, "200 while requests are taken.", answers="", is_open=True),
     Endpoint("/ping", _health, "As /health.", ("GET", "POST"), answers="", is_open=True),
     Endpoint("/livez", _livez, "200 until the engine fails or sticks.", answers="", is_open=True),
@@ -196,6 +203,7 @@ ENDPOINTS = (
     Endpoint("/version", _version, "The server's version.", is_open=True),
     Endpoint("/metrics", _scrape, "Prometheus metrics.", answers="text/plain", is_open=True),
     Endpoint("/load", _load, "Generation requests being answered."),
+    Endpoint("/v1/engine/blocks", _blocks, "The KV pool, sequences and last steps."),
     Endpoint("/v1/models", _models, "The models served."),
     Endpoint("/v1/models/{name:path}", _model, "One of them."),
     Endpoint("/reset_prefix_cache", _reset_prefix_cache, "Forget cached prefixes.", ("POST",)),

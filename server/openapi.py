@@ -88,7 +88,7 @@ def _responses(endpoint: Endpoint) -> Json:
     answers: Json = {}
     if endpoint.answers:
         answers = {endpoint.answers: {"schema": {"type": "object"}}}
-    if endpoint.answers == "text/plain":
+    if endpoint.answers.startswith("text/"):
         answers = {endpoint.answers: {"schema": {"type": "string"}}}
     if endpoint.is_generation:
         answers["text/event-stream"] = {"schema": {"type": "string"}}

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from paged_jax.host.invalid_request import InvalidRequest
 from paged_jax.text.reasoning import CLOSING, OPENING
 from server.errors import SHUTTING_DOWN, ApiError, cut
+from server.live import LiveView
 from server.metrics import Metrics
 from server.tables import Limits
 from server.wire import Json
@@ -69,6 +70,7 @@ class ServerState:
     engine: "AsyncEngine"
     settings: ServerSettings
     metrics: Metrics
+    live: LiveView
     created: int = field(default_factory=lambda: int(time.time()))
     num_in_flight: int = 0
     running: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])

@@ -61,6 +61,7 @@ class BlockPool:
         self._refs = [0] * num_blocks
         self._hash_of: dict[int, bytes] = {}
         self._blocks_of: dict[bytes, list[int]] = {}
+        self.num_evicted = 0
 
     @property
     def num_usable(self) -> int:
@@ -78,6 +79,10 @@ class BlockPool:
 
     def is_published(self, block: int) -> bool:
         """Return whether the block can be found by its hash."""
+        return block in self._hash_of
+
+    def is_cached(self, block: int) -> bool:
+        """Whether the block can be found by its hash."""
         return block in self._hash_of
 
     def match_prefix(self, hashes: Iterable[bytes]) -> list[int]:
@@ -145,6 +150,7 @@ class BlockPool:
         digest = self._hash_of.pop(block, None)
         if digest is None:
             return
+        self.num_evicted += 1
         same = self._blocks_of[digest]
         same.remove(block)
         if not same:

@@ -70,6 +70,11 @@ class Scheduler:
         return len(self._waiting)
 
     @property
+    def sequences(self) -> list[Sequence]:
+        """Those that hold blocks as admitted, then those that wait in order of service."""
+        return [*self._running, *self._waiting]
+
+    @property
     def prefix_queries(self) -> int:
         """Prompt tokens looked up in the prefix cache, once per request."""
         return self._prefix.queries

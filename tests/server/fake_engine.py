@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from paged_jax.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from paged_jax.host.block_map import BlockMap, SequenceView
 from paged_jax.host.invalid_request import InvalidRequest
 from paged_jax.host.sampling_params import SamplingParams
 from paged_jax.host.trace import EngineObserver, EngineStats, PoolUsage, RequestRecord
@@ -83,6 +84,7 @@ class FakeEngine:
         running: ids of the requests being answered.
         aborted: ids of the requests whose generator was closed early.
         num_yielded: deltas taken by consumers.
+        num_maps: how often its blocks were looked at.
     """
 
     def __init__(self, *, step_s: float = 0.0, policy: str = "fcfs"):
@@ -96,7 +98,7 @@ class FakeEngine:
         self.running: set[str] = set()
         self.aborted: list[str] = []
         self.asked: list[tuple[SamplingParams, int, str | None]] = []
-        self.num_yielded = 0
+        self.num_yielded = self.num_maps = 0
         self._doomed = False
         self._ended: set[str] = set()
         self._observers: list[EngineObserver] = []
@@ -181,6 +183,16 @@ class FakeEngine:
 
     def abort(self, request_id: str) -> None:
         self._ended.add(request_id)
+
+    async def block_map(self) -> BlockMap:
+        """Each request holds a block, and all share another, which is cached; so is a third."""
+        self.num_maps += 1
+        names = sorted(self.running)
+        views = tuple(SequenceView(name, 0, "running", 20, 4, 23, 16, 2, 0) for name in names)
+        refs = (len(names), 0, *(1 for _ in names), *(0 for _ in range(62 - len(names))))
+        owners = (0 if names else -1, -1, *range(len(names)), *(-1 for _ in names), *([-1] * 62))
+        cached = (True, True, *(False for _ in range(62)))
+        return BlockMap(64, 16, refs, cached, owners[:64], views, 7)
 
     async def reset_prefix_cache(self) -> bool:
         return not self.running

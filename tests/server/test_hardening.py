@@ -196,7 +196,7 @@ def test_key_is_compared_by_digest_and_is_no_header_of_an_answer(local: Served):
     assert "compare_digest" in (ROOT / "server/gate.py").read_text()
 
 
-OPEN = {"/health", "/livez", "/ping", "/version", "/metrics"}
+OPEN = {"/", "/page/{name}", "/health", "/livez", "/ping", "/version", "/metrics"}
 
 
 def test_every_route_but_the_listed_needs_the_key(local: Served):
