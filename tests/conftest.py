@@ -35,7 +35,7 @@ def getkey():
     return lambda: next(keys)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Skip what this machine cannot run; `-ra` lists each with its reason."""
     missing = {
         "gpu": None if jax.default_backend() == "gpu" else "needs an NVIDIA GPU; JAX finds none",
@@ -43,6 +43,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if importlib.util.find_spec("torch")
         else "needs torch: pip install '.[parity]'",
     }
+    if "install" not in config.option.markexpr:
+        missing["install"] = "installs everything anew: run with -m install"
     if any(item.get_closest_marker("cpu_kernels") for item in items):
         none = "NO CPU KERNELS: needs a CPU and a C++ compiler"
         missing["cpu_kernels"] = None if kernels.are_usable() else none
