@@ -145,6 +145,29 @@ def test_300_aborted_requests_leak_nothing(llm: LLM, served: AsyncEngine) -> Non
     )
 
 
+def test_gauges_are_zero_after_a_load_that_was_dropped(served: AsyncEngine) -> None:
+    async def gauges_of(count: int) -> tuple[int, ...]:
+        params = SamplingParams(max_tokens=200, ignore_eos=True)
+        tasks = [
+            asyncio.ensure_future(collect(served, params, request_id=str(index)))
+            for index in range(count)
+        ]
+        while not served.stats().num_running:
+            await asyncio.sleep(0.01)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for _ in range(500):
+            stats = served.stats()
+            gauges = (stats.num_running, stats.num_waiting, stats.usage.num_used)
+            if not any(gauges):
+                break
+            await asyncio.sleep(0.01)
+        return gauges
+
+    assert asyncio.run(gauges_of(20)) == (0, 0, 0)
+
+
 def test_invalid_request_raises_at_once(served: AsyncEngine) -> None:
     with pytest.raises(InvalidRequest, match="out of vocabulary"):
         asyncio.run(anext(served.generate([10**9], SamplingParams(), request_id="a")))

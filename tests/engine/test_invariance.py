@@ -1,10 +1,12 @@
 """The same ids whatever the batch, chunks, cache, blocks or pressure: tiny model, float32."""
 
 import random
+from itertools import combinations
 
 import pytest
 
 from paged_jax import LLM, SamplingParams
+from paged_jax.outputs import CompletionOutput
 
 LENGTHS = (1, 3, 15, 16, 17, 33, 64, 90)
 
@@ -63,6 +65,32 @@ def test_warm_cache_equals_cold(llm: LLM, expected: list[list[int]]) -> None:
 
     assert warm == expected
     assert llm.engine.stats().prefix_hits > before, "trigger: nothing was cached"
+
+
+def test_every_pair_of_features_gives_warm_what_it_gives_cold(llm: LLM) -> None:
+    features = (
+        {"prompt_logprobs": 1},
+        {"logprobs": 2},
+        {"n": 2},
+        {"stop": ["e"]},
+        {"min_tokens": 4},
+    )
+    prompts = make_prompts(10, seed=11, lengths=(37,))
+    hits = 0
+    for prompt, (one, other) in zip(prompts, combinations(features, 2), strict=True):
+        params = SamplingParams(temperature=0.0, max_tokens=6, **(one | other))  # type: ignore[arg-type]
+        cold, warm = (llm.generate([prompt], params, use_tqdm=False)[0] for _ in range(2))
+        hits += warm.num_cached_tokens
+        assert [told_of(choice) for choice in warm.outputs] == [
+            told_of(choice) for choice in cold.outputs
+        ]
+        assert (warm.prompt_logprobs is None) == (cold.prompt_logprobs is None)
+    assert hits >= 6 * 32, "trigger: nothing was cached"
+
+
+def told_of(choice: CompletionOutput) -> tuple[object, ...]:
+    tables = [] if choice.logprobs is None else [list(table) for table in choice.logprobs]
+    return (choice.text, choice.token_ids, choice.finish_reason, tables)
 
 
 def test_hit_on_the_whole_prompt_computes_its_last_block(llm: LLM) -> None:

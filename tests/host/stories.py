@@ -31,6 +31,7 @@ def make_request(
     priority: int = 0,
     arrival_s: float = 0.0,
     salt: str | None = None,
+    eos_ids: tuple[int, ...] = (EOS,),
     **sampling: object,
 ) -> Request:
     return Request(
@@ -39,7 +40,7 @@ def make_request(
         sampling=SamplingParams(**sampling),
         seed=0,
         max_tokens=max_tokens,
-        eos_ids=(EOS,),
+        eos_ids=eos_ids,
         priority=priority,
         cache_salt=salt,
         arrival_s=arrival_s,

@@ -46,6 +46,17 @@ def test_eos_ends_a_sequence_from_min_tokens_on():
     assert sequence.finish_reason is FinishReason.STOP
 
 
+@pytest.mark.parametrize("token", [EOS, 5])
+def test_every_end_token_obeys_both_switches(token):
+    ids = (EOS, 5)
+    assert finish_one(token, eos_ids=ids).finish_reason is FinishReason.STOP
+    ignored = finish_one(token, eos_ids=ids, ignore_eos=True)
+    held_off = finish_one(token, eos_ids=ids, min_tokens=2)
+    own = finish_one(token, eos_ids=ids, ignore_eos=True, stop_token_ids=[token])
+    assert ignored.finish_reason is held_off.finish_reason is None
+    assert (own.finish_reason, own.stop_reason) == (FinishReason.STOP, token)
+
+
 def test_a_sequence_ends_when_the_context_is_full():
     scheduler = make_scheduler(max_model_len=10)
     sequence = scheduler.add(make_request("a", fresh(1, 7)))

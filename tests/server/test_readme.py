@@ -1,13 +1,16 @@
-"""server/README.md: every test it names exists."""
+"""The tables of rules, faults and tests: every test they name exists."""
 
 import re
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
-def test_every_test_that_is_named_exists():
-    text = (ROOT / "server/README.md").read_text()
+@pytest.mark.parametrize("page", ["server/README.md", "tests/README.md"])
+def test_every_test_that_is_named_exists(page):
+    text = (ROOT / page).read_text()
     text = text.replace("H `test_", "`tests/server/test_hardening.py` `test_")
     files = re.findall(r"`(tests/[a-z_/]+\.py)`(?: `(test_[a-z0-9_]+)`)?", text)
     assert len(files) > 30
