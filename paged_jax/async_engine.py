@@ -185,7 +185,12 @@ class AsyncEngine:
             if not done.done():  # else the caller has gone
                 done.set_result(result)
 
-        self._post(lambda: loop.call_soon_threadsafe(tell, work()))
+        def run() -> None:
+            result = work()
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(tell, result)
+
+        self._post(run)
         return await done
 
     def _post(self, command: Callable[[], None]) -> None:
