@@ -9,7 +9,7 @@ device there is no mesh, and nothing here leaves a trace in a program.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,21 @@ DATA, STAGE, TENSOR = AXES = ("data", "stage", "tensor")
 REPLICATED = PartitionSpec()
 
 T = TypeVar("T")
+Part = tuple[slice, ...]  # one slice with start and stop for each axis
+
+
+@runtime_checkable
+class Cuttable(Protocol):
+    """A host array, or what reads one: `array[part]` is that part of it."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the whole."""
+        ...
+
+    def __getitem__(self, part: Part, /) -> np.ndarray:
+        """Return a part."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -118,12 +133,22 @@ def make_on(mesh: Mesh | None, make: Callable[[], T], spec: PartitionSpec) -> T:
     return jax.jit(make, out_shardings=NamedSharding(mesh, spec))()
 
 
-def put(array: np.ndarray | jax.Array, mesh: Mesh | None, spec: PartitionSpec) -> jax.Array:
-    """Place a host array, each part straight on its own device."""
-    if mesh is None:
-        return jax.device_put(array)
-    sharding = NamedSharding(mesh, spec)
-    return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+def put(array: Cuttable, mesh: Mesh, spec: PartitionSpec) -> jax.Array:
+    """Place a host array, each part straight on its own device; other hosts' parts are not asked
+    for.
+    """
+    part = lambda index: array[_bounded(index, array.shape)]  # noqa: E731
+    return jax.make_array_from_callback(array.shape, NamedSharding(mesh, spec), part)
+
+
+def whole(shape: tuple[int, ...]) -> Part:
+    """Return the part that is all of an array."""
+    return tuple(slice(0, size) for size in shape)
+
+
+def _bounded(index: Part, shape: tuple[int, ...]) -> Part:
+    """Give every slice its start and stop."""
+    return tuple(slice(*cut.indices(size)) for cut, size in zip(index, shape, strict=True))
 
 
 def device_bytes_of(tree: Any) -> int:

@@ -5,7 +5,7 @@ Defaults of absent keys are those of transformers. What this engine does not com
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, cast
 
 from paged_jax.config import ModelConfig, ModelError, RopeScaling
@@ -115,7 +115,7 @@ def config_from_hf(facts: Facts, generation: Facts, *, where: str, dtype: str) -
         ),
         max_position=about.count("max_position_embeddings"),
         rope_theta=_rope_theta(about),
-        rope_scaling=_rope_scaling(about),
+        rope_scaling=_divided(_rope_scaling(about), _rope_block(about)),
         norm_eps=about.number("rms_norm_eps", 1e-6),
         tie_embeddings=about.flag("tie_word_embeddings"),
         attention_bias=has_bias,
@@ -258,6 +258,17 @@ def _rope_scaling(about: Description) -> RopeScaling:
         "original_max_position_embeddings", block.count("original_max_position_embeddings", limit)
     )
     return _llama3(block, original) if kind == "llama3" else _yarn(block, original, limit)
+
+
+def _divided(scaling: RopeScaling, block: Description) -> RopeScaling:
+    """Add the divisors of each frequency, which only a converted GGUF file's description has."""
+    given = block.facts.get("divisors")
+    if given is None:
+        return scaling
+    listed = cast(list[object], given if isinstance(given, list | tuple) else [None])
+    if not all(type(x) in (int, float) and 0 < cast(float, x) < math.inf for x in listed):
+        raise block.error("divisors", "a list of positive numbers")
+    return replace(scaling, divisors=tuple(float(cast(float, x)) for x in listed))
 
 
 def _llama3(block: Description, original: int) -> RopeScaling:

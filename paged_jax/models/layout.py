@@ -15,8 +15,9 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from paged_jax.config import ModelConfig, OptionError, Quantisation
-from paged_jax.device.sharding import REPLICATED, RULES, TENSOR, put
+from paged_jax.device.sharding import REPLICATED, RULES, TENSOR, Cuttable, put
 from paged_jax.models import packed
+from paged_jax.models.grown import Padded, RepeatedHeads
 from paged_jax.models.quantised import QuantisedMatrix
 from pallas_kernels.quant_matmul import run_len
 
@@ -108,17 +109,22 @@ class WeightLayout:
     mesh: Mesh | None = None
 
     def place(
-        self, field: str, value: np.ndarray | QuantisedMatrix
+        self, field: str, value: Cuttable | QuantisedMatrix
     ) -> jax.Array | QuantisedMatrix | packed.PackedMatrix:
-        """Place one field of ModelParams or LayerParams, made of host arrays."""
+        """Place one field of ModelParams or LayerParams, made of host arrays.
+
+        Args:
+            value: without a mesh, in memory; with one, only what is placed on this host is read.
+        """
         if self.mesh is None:
+            assert isinstance(value, np.ndarray | QuantisedMatrix), "one device takes it all"
             return packed.place(field, value, self.config)
         assert not self.config.is_packed, "the CPU kernels' layout is for one device"
         if isinstance(value, QuantisedMatrix):
-            return self._place_packed(field, value)
+            return self._place_packed(field, value, self.mesh)
         return put(self._grown(field, value), self.mesh, RULES.spec(*AXES[field]))
 
-    def _place_packed(self, field: str, matrix: QuantisedMatrix) -> QuantisedMatrix:
+    def _place_packed(self, field: str, matrix: QuantisedMatrix, mesh: Mesh) -> QuantisedMatrix:
         """Cut values and scales alike; one scale for all inputs is needed on every device."""
         spec = RULES.spec(*AXES[field])
         if spec[0] is not None and matrix.order is not None:
@@ -129,13 +135,13 @@ class WeightLayout:
         scales = PartitionSpec(spec[0] if matrix.scales.shape[0] > 1 else None, spec[1])
 
         def place(leaf: Any, spec: PartitionSpec) -> Any:
-            return None if leaf is None else put(self._grown(field, leaf), self.mesh, spec)
+            return None if leaf is None else put(self._grown(field, leaf), mesh, spec)
 
         return QuantisedMatrix(
             values=place(matrix.values, spec),
             scales=place(matrix.scales, scales),
             zeros=place(matrix.zeros, scales),
-            order=None if matrix.order is None else put(matrix.order, self.mesh, REPLICATED),
+            order=None if matrix.order is None else put(np.asarray(matrix.order), mesh, REPLICATED),
             bits=matrix.bits,
         )
 
@@ -143,14 +149,13 @@ class WeightLayout:
     def _tensor(self) -> int:
         return 1 if self.mesh is None else self.mesh.shape[TENSOR]
 
-    def _grown(self, field: str, array: np.ndarray) -> np.ndarray:
+    def _grown(self, field: str, array: Cuttable) -> Cuttable:
         """Repeat key/value heads and pad the vocabulary, so that every device has as much."""
         axes, tensor = AXES[field], self._tensor
         repeats = tensor // self.config.num_kv_heads
         if "kv_heads" in axes and repeats > 1:
-            heads = array.reshape(*array.shape[:-1], self.config.num_kv_heads, -1)
-            return heads.repeat(repeats, axis=-2).reshape(*array.shape[:-1], -1)
+            return RepeatedHeads(array, self.config.num_kv_heads, repeats)
         if "vocab" in axes:
-            short = -self.config.vocab_size % tensor
-            return np.pad(array, [(0, short if axis == "vocab" else 0) for axis in axes])
+            size = self.config.vocab_size
+            return Padded(array, axes.index("vocab"), size + -size % tensor)
         return array

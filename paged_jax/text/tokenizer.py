@@ -4,6 +4,7 @@ A thin layer over the `tokenizers` library. Ids equal the reference's (Hugging F
 llama.cpp for GGUF files); no code from a model's folder is run. Threads may share an instance.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
@@ -51,6 +52,18 @@ class Tokenizer:
     def of_bytes(cls) -> "Tokenizer":
         """Return a tokenizer whose 256 tokens are the bytes, for models that come without one."""
         return cls(byte_parts())
+
+    def save(self, folder: Path) -> None:
+        """Write the files that `from_folder` reads."""
+        self._raw.save(str(folder / "tokenizer.json"))
+        templates = [{"name": n, "template": text} for n, text in self.templates.items()]
+        facts = {
+            name: text
+            for name, text in self.named_tokens.items()
+            if self._named_id(name) in self.special_ids
+        }
+        text = json.dumps(facts | {"chat_template": templates}, ensure_ascii=False)
+        (folder / "tokenizer_config.json").write_text(text, "utf-8")
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the ids of `text`; the text of special tokens becomes their ids.

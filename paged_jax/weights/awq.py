@@ -4,7 +4,7 @@ import numpy as np
 
 from paged_jax.config import ModelError, Quantisation
 from paged_jax.models.quantised import QuantisedMatrix
-from paged_jax.weights.checkpoint import read_floats
+from paged_jax.weights.checkpoint import PackedCheckpoint, read_floats
 from paged_jax.weights.packing import (
     group_len,
     quantised_matrix,
@@ -12,14 +12,13 @@ from paged_jax.weights.packing import (
     signed,
     unpack_words,
 )
-from paged_jax.weights.safetensors_reader import SafetensorsFolder
 
 BITS = 4
 FIELDS = (0, 4, 1, 5, 2, 6, 3, 7)  # where in its word each of eight neighbouring columns lies
 
 
 def read_awq(
-    folder: SafetensorsFolder, stem: str, shape: tuple[int, int], scheme: Quantisation
+    folder: PackedCheckpoint, stem: str, shape: tuple[int, int], scheme: Quantisation
 ) -> QuantisedMatrix:
     """Read one matrix of `shape` [in, out], stored as `stem` + qweight, qzeros, scales.
 

@@ -7,17 +7,18 @@ import logging
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import jax
-import numpy as np
 from tqdm import tqdm
 
 from paged_jax.config import ModelError
 from paged_jax.models.layout import WeightLayout
 from paged_jax.models.params import ModelParams, abstract_params
 from paged_jax.models.quantised import QuantisedMatrix
-from paged_jax.weights.checkpoint import Checkpoint, read_floats
+from paged_jax.weights.checkpoint import Checkpoint
 from paged_jax.weights.matrices import MatrixReader
+from paged_jax.weights.parts import StoredFloats
 
 logger = logging.getLogger("paged_jax")
 
@@ -29,52 +30,72 @@ def fill_params(
 ) -> ModelParams:
     """Read every parameter, a few at a time, and place each where the layout says.
 
+    On a mesh, of floats only the parts of this host's devices are read, where the format can.
+
     Args:
         matrices: reads the matrices of the layers; everything else is floats.
     Raises:
         ModelError: a tensor is missing, of another shape or type, or not finite.
     """
     leaves, tree = jax.tree_util.tree_flatten_with_path(abstract_params(layout.config))
-    wanted = [_Parameter.at(path, leaf, checkpoint) for path, leaf in leaves]
-    parts = [matrices.parts(item.name) if item.is_packable else [item.name] for item in wanted]
-    _check_names(checkpoint, [name for listed in parts for name in listed])
-    read = lambda item: layout.place(item.field, item.read(checkpoint, matrices))  # noqa: E731
+    wanted = [Parameter.at(path, leaf, checkpoint) for path, leaf in leaves]
+    check_names(checkpoint, [name for item in wanted for name in item.parts(matrices)])
+
+    is_whole = layout.mesh is None or not checkpoint.reads_parts
+
+    def place(item: Parameter) -> Any:
+        value = item.read(checkpoint, matrices)
+        held = value.read() if is_whole and isinstance(value, StoredFloats) else value
+        return layout.place(item.field, held)
+
     with ThreadPoolExecutor(READERS, "weights") as readers:
-        arrays = readers.map(read, wanted)
+        arrays = readers.map(place, wanted)
         shown = None if progress else True
         bar = tqdm(arrays, "Loading weights", len(wanted), disable=shown)
         return jax.tree.unflatten(tree, list(bar))
 
 
 @dataclass(frozen=True)
-class _Parameter:
-    """One leaf of ModelParams, and what the checkpoint calls it."""
+class Parameter:
+    """One leaf of ModelParams, and what the checkpoint calls it.
+
+    Attributes:
+        field: of ModelParams or of LayerParams.
+        layer: None for one of the whole model.
+    """
 
     field: str
+    layer: int | None
     name: str
     leaf: jax.ShapeDtypeStruct
 
     @property
     def is_packable(self) -> bool:
+        """Whether it is a matrix of a layer."""
         return self.field.startswith("w_")
 
     @classmethod
-    def at(cls, path: tuple, leaf: jax.ShapeDtypeStruct, checkpoint: Checkpoint) -> "_Parameter":
+    def at(cls, path: tuple, leaf: jax.ShapeDtypeStruct, checkpoint: Checkpoint) -> "Parameter":
+        """Name the leaf at a path of the tree."""
         field, layer = path[-1].name, path[1].idx if len(path) > 1 else None
-        name = checkpoint.name_of(field, layer)
-        return cls(field, name, leaf)
+        return cls(field, layer, checkpoint.name_of(field, layer), leaf)
 
-    def read(self, checkpoint: Checkpoint, matrices: MatrixReader) -> np.ndarray | QuantisedMatrix:
+    def parts(self, matrices: MatrixReader) -> list[str]:
+        """Return the tensors it is made of."""
+        return matrices.parts(self.name) if self.is_packable else [self.name]
+
+    def read(
+        self, checkpoint: Checkpoint, matrices: MatrixReader
+    ) -> StoredFloats | QuantisedMatrix:
+        """Return it as the engine has it."""
         shape = self.leaf.shape
         if self.is_packable:
             return matrices.read(self.name, (shape[0], shape[1]))
-        is_head = self.field == "unembed"
-        stored = shape[::-1] if is_head else shape
-        array = read_floats(checkpoint, self.name, stored, self.leaf.dtype.name)
-        return array.T if is_head else array
+        is_head, dtype = self.field == "unembed", self.leaf.dtype.name
+        return StoredFloats(checkpoint, self.name, shape, dtype, is_turned=is_head)
 
 
-def _check_names(checkpoint: Checkpoint, wanted: list[str]) -> None:
+def check_names(checkpoint: Checkpoint, wanted: list[str]) -> None:
     """Refuse what is missing; mention what is left over."""
     for name in wanted:
         if name not in checkpoint.names:

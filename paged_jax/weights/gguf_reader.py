@@ -12,6 +12,7 @@ import ml_dtypes
 import numpy as np
 
 from paged_jax.config import ModelConfig, ModelError
+from paged_jax.device.sharding import Part
 from paged_jax.gguf_header import GGUFHeader, TensorInfo, read_header
 from paged_jax.models.gguf_families import config_from_gguf
 
@@ -65,6 +66,11 @@ class GGUFFile:
         """Return the name GGUF gives to a weight."""
         return WHOLE[weight] if layer is None else f"blk.{layer}.{OF_LAYER[weight]}"
 
+    @property
+    def reads_parts(self) -> bool:
+        """Whether parts cost less than the whole: not so: a tensor is dequantised as a whole."""
+        return False
+
     def is_harmless(self, name: str) -> bool:
         """Whether the tensor is the rotary divisors, which are part of the configuration."""
         return name == ROPE_DIVISORS
@@ -77,11 +83,11 @@ class GGUFFile:
         """Return a tensor's shape without reading it."""
         return self._tensors[name].shape
 
-    def read(self, name: str) -> np.ndarray:
-        """Return a tensor, dequantised; rows of q and k in halves."""
+    def read(self, name: str, part: Part) -> np.ndarray:
+        """Return part of a tensor, dequantised as a whole; rows of q and k in halves."""
         array = dequantise(self._data, self._tensors[name])
         heads = self._permuted_heads(name)
-        return array if heads is None else _rows_in_halves(array, heads)
+        return (array if heads is None else _rows_in_halves(array, heads))[part]
 
     def _permuted_heads(self, name: str) -> int | None:
         """How many heads' rows of this tensor are stored in pairs; None if its order is plain."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from paged_jax.config import ModelError, Quantisation
 from paged_jax.models.quantised import QuantisedMatrix
-from paged_jax.weights.checkpoint import read_floats
+from paged_jax.weights.checkpoint import PackedCheckpoint, read_floats
 from paged_jax.weights.packing import (
     WORD_BITS,
     group_len,
@@ -19,11 +19,10 @@ from paged_jax.weights.packing import (
     signed,
     unpack_words,
 )
-from paged_jax.weights.safetensors_reader import SafetensorsFolder
 
 
 def read_gptq(
-    folder: SafetensorsFolder, stem: str, shape: tuple[int, int], scheme: Quantisation
+    folder: PackedCheckpoint, stem: str, shape: tuple[int, int], scheme: Quantisation
 ) -> QuantisedMatrix:
     """Read one matrix of `shape` [in, out], stored as `stem` + qweight, qzeros, scales, g_idx.
 
@@ -55,7 +54,7 @@ def _shifted(words: np.ndarray, scheme: Quantisation) -> np.ndarray:
     return words.view(np.uint32) + np.uint32(ones)
 
 
-def _order(folder: SafetensorsFolder, stem: str, inner: int, size: int) -> np.ndarray | None:
+def _order(folder: PackedCheckpoint, stem: str, inner: int, size: int) -> np.ndarray | None:
     """Return the inputs sorted by group; None if they are already."""
     name = stem + "g_idx"
     if name not in folder.names:

@@ -16,10 +16,12 @@ from paged_jax.models.families import Description, config_from_hf
 from paged_jax.models.layout import WeightLayout
 from paged_jax.models.params import ModelParams
 from paged_jax.models.quantisation import quantisation_from_hf
+from paged_jax.weights.checkpoint import Checkpoint
 from paged_jax.weights.dummy import dummy_params
 from paged_jax.weights.fill import fill_params
 from paged_jax.weights.gguf_reader import GGUFFile, gguf_config, read_gguf
-from paged_jax.weights.matrices import Int8Matrices, PackedMatrices, PlainMatrices
+from paged_jax.weights.matrices import Int8Matrices, MatrixReader, PackedMatrices, PlainMatrices
+from paged_jax.weights.orbax_folder import OrbaxFolder
 from paged_jax.weights.safetensors_reader import SafetensorsFolder
 from paged_jax.weights.source import ModelSource
 
@@ -89,18 +91,27 @@ def load_params(
     layout = WeightLayout(config, mesh)
     if load_format == "dummy":
         return dummy_params(config, seed, layout)
+    checkpoint, matrices = open_checkpoint(source, config)
+    return fill_params(checkpoint, layout, matrices, progress=progress)
+
+
+def open_checkpoint(source: ModelSource, config: ModelConfig) -> tuple[Checkpoint, MatrixReader]:
+    """Return the tensors of a source, and what makes matrices of them.
+
+    Raises:
+        ModelError: files are missing or damaged.
+    """
     scheme = config.quantisation
     if source.kind == "gguf":
         checkpoint = GGUFFile(source.path, read_gguf(source.path), config)
     else:
-        checkpoint = SafetensorsFolder(source.path, is_tied=config.tie_embeddings)
+        folder = OrbaxFolder if source.kind == "orbax" else SafetensorsFolder
+        checkpoint = folder(source.path, is_tied=config.tie_embeddings)
         if scheme is not None and scheme.method != "int8":
-            packed = PackedMatrices(checkpoint, config.dtype, scheme)
-            return fill_params(checkpoint, layout, packed, progress=progress)
-    matrices = (
-        PlainMatrices(checkpoint, config.dtype) if scheme is None else Int8Matrices(checkpoint)
-    )
-    return fill_params(checkpoint, layout, matrices, progress=progress)
+            return checkpoint, PackedMatrices(checkpoint, config.dtype, scheme)
+    if scheme is None:
+        return checkpoint, PlainMatrices(checkpoint, config.dtype)
+    return checkpoint, Int8Matrices(checkpoint)
 
 
 def default_sampling(source: ModelSource) -> dict[str, object]:

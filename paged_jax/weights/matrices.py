@@ -2,25 +2,23 @@
 
 from typing import Protocol
 
-import numpy as np
-
 from paged_jax.config import Quantisation
 from paged_jax.models.quantised import QuantisedMatrix
 from paged_jax.weights.awq import read_awq
-from paged_jax.weights.checkpoint import Checkpoint, read_floats
+from paged_jax.weights.checkpoint import Checkpoint, PackedCheckpoint
 from paged_jax.weights.gptq import read_gptq
 from paged_jax.weights.int8 import quantise
-from paged_jax.weights.safetensors_reader import SafetensorsFolder
+from paged_jax.weights.parts import StoredFloats
 
 
 class MatrixReader(Protocol):
-    """Reads matrices, named as if they were floats, into host memory, as [in, out]."""
+    """Reads matrices, named as if they were floats, as [in, out]; floats only when they are cut."""
 
     def parts(self, name: str) -> list[str]:
         """Return the tensors a matrix is made of."""
         ...
 
-    def read(self, name: str, shape: tuple[int, int]) -> np.ndarray | QuantisedMatrix:
+    def read(self, name: str, shape: tuple[int, int]) -> StoredFloats | QuantisedMatrix:
         """Return a matrix of `shape` [in, out]; raises ModelError naming the tensor at fault."""
         ...
 
@@ -35,9 +33,9 @@ class PlainMatrices:
         """Return the one tensor."""
         return [name]
 
-    def read(self, name: str, shape: tuple[int, int]) -> np.ndarray:
+    def read(self, name: str, shape: tuple[int, int]) -> StoredFloats:
         """Return the matrix, turned to [in, out]."""
-        return read_floats(self._checkpoint, name, shape[::-1], self._dtype).T
+        return StoredFloats(self._checkpoint, name, shape, self._dtype, is_turned=True)
 
 
 class Int8Matrices:
@@ -52,13 +50,14 @@ class Int8Matrices:
 
     def read(self, name: str, shape: tuple[int, int]) -> QuantisedMatrix:
         """Return the matrix, turned to [in, out]."""
-        return quantise(read_floats(self._checkpoint, name, shape[::-1], "float32").T)
+        stored = StoredFloats(self._checkpoint, name, shape, "float32", is_turned=True)
+        return quantise(stored.read())
 
 
 class PackedMatrices:
     """Packed by GPTQ or AWQ; those the packer left alone are floats."""
 
-    def __init__(self, folder: SafetensorsFolder, dtype: str, scheme: Quantisation):
+    def __init__(self, folder: PackedCheckpoint, dtype: str, scheme: Quantisation):
         self._folder, self._scheme = folder, scheme
         self._plain = PlainMatrices(folder, dtype)
 
@@ -71,7 +70,7 @@ class PackedMatrices:
         has_order = self._scheme.needs_order or stem + "g_idx" in self._folder.names
         return [*parts, stem + "g_idx"] if has_order else parts
 
-    def read(self, name: str, shape: tuple[int, int]) -> np.ndarray | QuantisedMatrix:
+    def read(self, name: str, shape: tuple[int, int]) -> StoredFloats | QuantisedMatrix:
         """Return the matrix in the engine's layout."""
         if name in self._folder.names:
             return self._plain.read(name, shape)

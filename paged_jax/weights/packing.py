@@ -10,14 +10,13 @@ import numpy as np
 
 from paged_jax.config import ModelError
 from paged_jax.models.quantised import QuantisedMatrix
-from paged_jax.weights.checkpoint import check_shape
-from paged_jax.weights.safetensors_reader import SafetensorsFolder
+from paged_jax.weights.checkpoint import PackedCheckpoint, check_shape
 from pallas_kernels.quant_matmul import pack
 
 WORD_BITS = 32
 
 
-def read_integers(folder: SafetensorsFolder, name: str, shape: tuple[int, ...]) -> np.ndarray:
+def read_integers(folder: PackedCheckpoint, name: str, shape: tuple[int, ...]) -> np.ndarray:
     """Return an int32 tensor of `shape`.
 
     Raises:

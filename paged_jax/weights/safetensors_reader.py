@@ -8,6 +8,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from paged_jax.config import ModelError
+from paged_jax.device.sharding import Part, whole
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 DTYPES = ("F32", "F16", "BF16")
@@ -40,6 +41,11 @@ OF_LAYER = {
 }
 
 
+def name_of(weight: str, layer: int | None) -> str:
+    """Return the name transformers gives to a field of ModelParams or LayerParams."""
+    return WHOLE[weight] if layer is None else f"model.layers.{layer}.{OF_LAYER[weight]}"
+
+
 class SafetensorsFolder:
     """The tensors of a folder, read one at a time.
 
@@ -64,7 +70,12 @@ class SafetensorsFolder:
 
     def name_of(self, weight: str, layer: int | None) -> str:
         """Return the name transformers gives to a weight."""
-        return WHOLE[weight] if layer is None else f"model.layers.{layer}.{OF_LAYER[weight]}"
+        return name_of(weight, layer)
+
+    @property
+    def reads_parts(self) -> bool:
+        """Whether parts cost less than the whole: so."""
+        return True
 
     def is_harmless(self, name: str) -> bool:
         """Whether it is a rotary table, a tied model's head, or the empty bias of a packed matrix.
@@ -74,7 +85,9 @@ class SafetensorsFolder:
         if name.endswith(HARMLESS) or (self._is_tied and name == WHOLE["unembed"]):
             return True
         is_packed = name.removesuffix("bias") + "qweight" in self._file_of
-        return name.endswith(".bias") and is_packed and not self.read(name).any()
+        if not is_packed or not name.endswith(".bias"):
+            return False
+        return not self.read(name, whole(self.shape(name))).any()
 
     def where(self, name: str) -> str:
         """Return the shard that holds a tensor; the folder for one that is not there."""
@@ -84,13 +97,13 @@ class SafetensorsFolder:
         """Return a tensor's shape without reading it."""
         return tuple(self._slice(name).get_shape())
 
-    def read(self, name: str) -> np.ndarray:
-        """Return a tensor as stored.
+    def read(self, name: str, part: Part) -> np.ndarray:
+        """Return part of a tensor as stored.
 
         Raises:
             ModelError: it is of another type than float32, float16 and bfloat16.
         """
-        return self._read(name, DTYPES)
+        return self._read(name, part, DTYPES)
 
     def read_integers(self, name: str) -> np.ndarray:
         """Return a tensor of int32.
@@ -98,14 +111,16 @@ class SafetensorsFolder:
         Raises:
             ModelError: it is of another type.
         """
-        return self._read(name, INTEGERS)
+        return self._read(name, whole(self.shape(name)), INTEGERS)
 
-    def _read(self, name: str, dtypes: tuple[str, ...]) -> np.ndarray:
+    def _read(self, name: str, part: Part, dtypes: tuple[str, ...]) -> np.ndarray:
         dtype = self._slice(name).get_dtype()
         if dtype not in dtypes:
             known = ", ".join(dtypes)
             raise ModelError(f"{self.where(name)}: tensor {name} has type {dtype}, not {known}")
-        return self._open[self._file_of[name]].get_tensor(name)
+        if part == whole(self.shape(name)):
+            return self._open[self._file_of[name]].get_tensor(name)
+        return self._slice(name)[part]
 
     def _slice(self, name: str):
         return self._open[self._file_of[name]].get_slice(name)

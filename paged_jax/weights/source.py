@@ -1,4 +1,7 @@
-"""Where a model comes from: a folder, a GGUF file, a Hugging Face id, or the default model."""
+"""Where a model comes from: a folder, a GGUF file, a Hugging Face id, or the default model.
+
+A folder holds safetensors, or an Orbax checkpoint that `python -m paged_jax.convert` wrote.
+"""
 
 import re
 from dataclasses import dataclass
@@ -9,6 +12,7 @@ from paged_jax.config import ModelError
 from paged_jax.weights.default_model import NAME, default_model_path
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+MANIFEST = "orbax_checkpoint.json"  # names the arrays of a folder that was converted
 DESCRIPTIONS = ("*.json", "*.jinja", "*.model", "*.txt")
 
 
@@ -16,7 +20,7 @@ DESCRIPTIONS = ("*.json", "*.jinja", "*.model", "*.txt")
 class ModelSource:
     """A model's files on this machine; `name` is what the user calls it."""
 
-    kind: Literal["folder", "gguf"]
+    kind: Literal["folder", "gguf", "orbax"]
     path: Path
     name: str
 
@@ -51,9 +55,15 @@ def _file(path: Path, model: str) -> ModelSource:
 
 
 def _folder(path: Path, model: str) -> ModelSource:
+    is_ours = (path / MANIFEST).is_file()
+    if not is_ours and any(path.glob("**/_CHECKPOINT_METADATA")):
+        raise ModelError(
+            f"{model} is an Orbax checkpoint without {MANIFEST}, so it was not written by "
+            "python -m paged_jax.convert: convert the model's safetensors folder or .gguf file"
+        )
     if not (path / "config.json").is_file():
         raise ModelError(f"{model} has no config.json, so it is not a model this engine can read")
-    return ModelSource("folder", path, model)
+    return ModelSource("orbax" if is_ours else "folder", path, model)
 
 
 def _download(model: str, with_weights: bool) -> Path:
