@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from paged_jax.device.cpu import norm
 from paged_jax.device.cpu.matmul import multiply as multiply_packed
 from paged_jax.device.sharding import sum_over_tensor
 from paged_jax.models.packed import Matrix, PackedMatrix, gated_product, products
@@ -17,10 +18,25 @@ def rms_norm(
     x: Float[Array, "*rows dim"], weight: Float[Array, " dim"], eps: float
 ) -> Float[Array, "*rows dim"]:
     """Scale each row to a root mean square of one, then by `weight`; the statistics are float32."""
+    if norm.norms(x):
+        return norm.rms_norm(x, weight, eps)
     wide = x.astype(jnp.float32)
     mean_square = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
     normed = (wide * jax.lax.rsqrt(mean_square + jnp.float32(eps))).astype(x.dtype)
     return normed * jnp.broadcast_to(weight, x.shape)
+
+
+def add_rms_norm(
+    x: Float[Array, "*rows dim"],
+    added: Float[Array, "*rows dim"],
+    weight: Float[Array, " dim"],
+    eps: float,
+) -> tuple[Float[Array, "*rows dim"], Float[Array, "*rows dim"]]:
+    """Return x + added, and its norm."""
+    if norm.norms(x):
+        return norm.add_rms_norm(x, added, weight, eps)
+    total = x + added
+    return total, rms_norm(total, weight, eps)
 
 
 def linear(

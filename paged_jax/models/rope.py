@@ -13,8 +13,10 @@ import numpy as np
 from jaxtyping import Array, Float, Float64, Int
 
 from paged_jax.config import ModelConfig, RopeScaling
-
-Angles = tuple[Float[Array, "tokens half_dim"], Float[Array, "tokens half_dim"]]
+from paged_jax.device.cpu import attention as cpu
+from paged_jax.device.cpu.attention import Angles, Heads
+from paged_jax.device.kv_pool import LayerKV
+from paged_jax.device.kv_write import write_layer
 
 
 def rope_angles(
@@ -31,6 +33,24 @@ def rope_angles(
         angles = angles * _dynamic_stretch(jnp.maximum(prompt_lens, positions + 1), config)
     factor = jnp.float32(attention_factor(config.rope_scaling))
     return jnp.cos(angles) * factor, jnp.sin(angles) * factor
+
+
+def rotate_and_write(
+    kv: LayerKV, heads: Heads, angles: Angles, slots: Int[Array, " tokens"]
+) -> tuple[Float[Array, "tokens q_heads head_dim"], LayerKV]:
+    """Rotate queries and keys to their positions, write keys and values; in one call on a CPU.
+
+    Args:
+        heads: queries, keys, values.
+    Returns:
+        the rotated queries.
+    """
+    try:
+        q, k_pool, v_pool = cpu.rotate_and_write(heads, angles, (kv.k, kv.v), slots)
+        return q, LayerKV(k_pool, v_pool)
+    except NotImplementedError:
+        q, k, v = heads
+        return rotate(q, angles), write_layer(kv, rotate(k, angles), v, slots)
 
 
 def rotate(

@@ -13,9 +13,9 @@ from paged_jax.config import ModelConfig
 from paged_jax.device import platform
 from paged_jax.device.attention import paged_attention
 from paged_jax.device.kv_pool import KVPool, LayerKV
-from paged_jax.device.kv_write import write_layer
 from paged_jax.device.step_batch import StepBatch
 from paged_jax.models.layers import (
+    add_rms_norm,
     gated_mlp,
     linear,
     linear_to_stream,
@@ -25,7 +25,7 @@ from paged_jax.models.layers import (
 )
 from paged_jax.models.packed import PackedMatrix, look_up
 from paged_jax.models.params import LayerParams, ModelParams
-from paged_jax.models.rope import Angles, rope_angles, rotate
+from paged_jax.models.rope import Angles, rope_angles, rotate_and_write
 from paged_jax.pytree import pytree
 
 
@@ -73,13 +73,13 @@ def layer(
 ) -> tuple[Float[Array, "tokens embed"], LayerKV]:
     """Run one layer. Jitted on its own so that equal layers are traced and lowered once."""
     h = rms_norm(x, weights.attn_norm, config.norm_eps)
-    q, k, v = _heads(h, weights, context, config)
+    heads = _heads(h, weights, context, config)
     with jax.named_scope("write_kv"):
-        kv = write_layer(kv, k, v, context.batch.slots)
+        q, kv = rotate_and_write(kv, heads, context.angles, context.batch.slots)
     out = _attend(q, kv, context.batch, config, window)
-    x = x + linear_to_stream(out, weights.w_o, weights.b_o, num_rows=context.num_tokens)
+    out = linear_to_stream(out, weights.w_o, weights.b_o, num_rows=context.num_tokens)
+    x, h = add_rms_norm(x, out, weights.mlp_norm, config.norm_eps)
     with jax.named_scope("mlp"):
-        h = rms_norm(x, weights.mlp_norm, config.norm_eps)
         x = x + gated_mlp(h, weights, num_rows=context.num_tokens)
     return x, kv
 
@@ -117,7 +117,7 @@ def _heads(
     Float[Array, "tokens kv_heads head_dim"],
     Float[Array, "tokens kv_heads head_dim"],
 ]:
-    """Project to queries, keys and values; norm (where the family does) and rotate q and k."""
+    """Project to queries, keys and values; norm q and k where the family does."""
     split = lambda x: x.reshape(x.shape[0], -1, config.head_dim)  # noqa: E731
     matrices, biases = (layer.w_q, layer.w_k, layer.w_v), (layer.b_q, layer.b_k, layer.b_v)
     q, k, v = map(split, linears(h, matrices, biases, num_rows=context.num_tokens))
@@ -126,7 +126,7 @@ def _heads(
             rms_norm(q, layer.q_norm, config.norm_eps),
             rms_norm(k, layer.k_norm, config.norm_eps),
         )
-    return rotate(q, context.angles), rotate(k, context.angles), v
+    return q, k, v
 
 
 @jax.named_scope("attention")

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from paged_jax.device.cpu import kernels
-from paged_jax.device.cpu.attention import paged_attention, write_kv
+from paged_jax.device.cpu.attention import paged_attention, rotate_and_write, write_kv
+from paged_jax.models.rope import rotate
 from pallas_kernels import reference
 from pallas_kernels.arg_specs import (
     ATTENTION_SPECS,
@@ -155,6 +156,23 @@ def make_write(tokens: int, kind: str) -> tuple[jax.Array, jax.Array, jax.Array]
     slots = rng.permutation(np.arange(1, 8000, dtype=np.int32))[:tokens]
     slots[-2:] = 0
     return k, v, jnp.asarray(slots)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_heads_are_rotated_on_their_way_to_the_pool(rng, dtype: str) -> None:
+    heads = [jnp.asarray(rng.normal(size=(70, n, 6)), jnp.float32) for n in (4, 2, 2)]
+    angles = rng.uniform(0, 6, size=(70, 3))
+    cos, sin = jnp.float32(np.cos(angles)), jnp.float32(np.sin(angles))
+    slots = jnp.asarray(np.r_[rng.permutation(95)[:60] + 1, np.zeros(10)], jnp.int32)
+    pools = (jnp.zeros((12, 8, 2, 6), dtype),) * 2
+    q, *got = jax.jit(rotate_and_write)(tuple(heads), (cos, sin), pools, slots)
+    turned = [rotate(part, (cos, sin)) for part in heads[:2]]
+    np.testing.assert_allclose(q, turned[0], atol=1e-6)
+    want = reference.write_kv(*pools, turned[1], heads[2], slots)
+    step = 1e-6 if dtype == "float32" else 2**-7  # a last bit may differ before rounding
+    for pool, expected_pool in zip(got, want, strict=True):
+        pair = (np.float32(part).reshape(96, -1)[1:] for part in (pool, expected_pool))
+        np.testing.assert_allclose(*pair, rtol=step, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["float32", "bfloat16"])

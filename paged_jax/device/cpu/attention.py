@@ -6,13 +6,17 @@ A row's result depends on its own context alone, and not on the number of thread
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Float32, Int
 
 from paged_jax.device.cpu import kernels
 from pallas_kernels import reference
 
 POOLS = (jnp.float32, jnp.bfloat16, jnp.uint16)
 NO_WINDOW = 1 << 40
+
+Slots = Int[Array, " tokens"]
+Heads = tuple[Float[Array, "tokens q_heads head_dim"], reference.New, reference.New]
+Angles = tuple[Float32[Array, "tokens half_dim"], Float32[Array, "tokens half_dim"]]
 
 
 def paged_attention(  # noqa: PLR0913
@@ -55,7 +59,7 @@ def write_kv(
     v_pool: reference.Pool,
     k: reference.New,
     v: reference.New,
-    slots: Int[Array, " tokens"],
+    slots: Slots,
 ) -> tuple[reference.Pool, reference.Pool]:
     """Write as `reference.write_kv` does, but for slot 0: what goes there is not written.
 
@@ -69,6 +73,28 @@ def write_kv(
     arrays = [k_pool, v_pool, k, v, slots]
     k_pool, v_pool = kernels.call("write_kv", pools, arrays, aliases={0: 0, 1: 1})
     return k_pool, v_pool
+
+
+def rotate_and_write(
+    heads: Heads, angles: Angles, pools: tuple[reference.Pool, reference.Pool], slots: Slots
+) -> tuple[Float[Array, "tokens q_heads head_dim"], reference.Pool, reference.Pool]:
+    """Rotate queries and keys to their positions and write keys and values.
+
+    Args:
+        heads: queries, keys, values.
+        angles: cosine and sine of each token's.
+    Returns:
+        the rotated queries and the new pools.
+    Raises:
+        NotImplementedError: the kernels cannot be used, or do not write such values.
+    """
+    check_pool(pools[0])
+    if heads[0].dtype != jnp.float32:
+        raise NotImplementedError(f"the CPU kernels rotate no heads of {heads[0].dtype}")
+    results = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in (heads[0], *pools)]
+    arrays = [*pools, *heads, *angles, slots]
+    q, k_pool, v_pool = kernels.call("rotate_write", results, arrays, aliases={0: 1, 1: 2})
+    return q, k_pool, v_pool
 
 
 def check_pool(pool: reference.Pool) -> None:

@@ -18,10 +18,13 @@ from paged_jax.device.cpu import build
 SWITCH = "PAGED_JAX_CPU_KERNELS"
 PREFIX = "paged_jax_"
 TARGETS = {  # operation: the symbol of its handler in csrc/
+    "add_norm": "AddNorm",
     "argmax": "Argmax",
     "matmul": "Matmul",
+    "norm": "Norm",
     "paged_attention": "PagedAttention",
     "read_columns": "ReadColumns",
+    "rotate_write": "RotateWrite",
     "write_kv": "WriteKv",
 }
 
