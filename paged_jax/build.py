@@ -18,6 +18,7 @@ from paged_jax.device.kv_pool import block_bytes, pool_struct
 from paged_jax.device.sharding import device_bytes_of, make_mesh
 from paged_jax.engine import Engine
 from paged_jax.engine_args import EngineArgs
+from paged_jax.host.policies import make_policy
 from paged_jax.memory import MemoryLedger, check_model_len, device_bytes, plan_memory
 from paged_jax.models.layout import divided
 from paged_jax.models.params import ModelParams
@@ -150,8 +151,8 @@ def scheduler_config(args: EngineArgs, model: ModelConfig) -> SchedulerConfig:
             f"--max-num-batched-tokens {budget} must be at least --max-num-seqs ({max_seqs}): "
             "every running sequence needs one token a step"
         )
-    policy = "priority" if args.scheduling_policy == "priority" else "fcfs"
-    return SchedulerConfig(max_seqs, budget, max_model_len, policy)
+    make_policy(args.scheduling_policy)  # an unknown one is told before anything is loaded
+    return SchedulerConfig(max_seqs, budget, max_model_len, args.scheduling_policy)
 
 
 def size_pool(args: EngineArgs, config: EngineConfig, params: ModelParams) -> MemoryLedger:

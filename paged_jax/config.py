@@ -157,13 +157,13 @@ class SchedulerConfig:
         max_seqs: sequences that may run at once.
         max_tokens_per_step: token budget of a step.
         max_model_len: longest prompt plus answer, in tokens.
-        policy: "fcfs", or "priority" (lower priority value first, then arrival).
+        policy: order of service, a name in `host.policies` or "module:Class".
     """
 
     max_seqs: int
     max_tokens_per_step: int
     max_model_len: int
-    policy: Literal["fcfs", "priority"] = "fcfs"
+    policy: str = "fcfs"
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,11 @@ from paged_jax.device.kv_pool import init_pool
 from paged_jax.device.sampling import SampleOutput
 from paged_jax.device.step_batch import pack
 from paged_jax.host.forking import find_choice, first_tokens
+from paged_jax.host.records import step_record
 from paged_jax.host.request import Chunk, FinishReason, ScheduledStep, TokenDelta
 from paged_jax.host.sampling_params import SamplingParams
 from paged_jax.host.scheduler import Scheduler
-from paged_jax.host.trace import EngineObserver, EngineStats, StepRecord
+from paged_jax.host.trace import EngineObserver, EngineStats
 from paged_jax.launched import LaunchedStep
 from paged_jax.models.params import ModelParams
 from paged_jax.outputs import ChoiceDelta, RequestDelta
@@ -275,22 +276,12 @@ class Engine:
         self._observers.append(observer)
 
     def _record_step(self, work: ScheduledStep, start_s: float, num_drawn: int) -> None:
-        num_prompt = sum(c.length for c in work.chunks if c.start < len(c.sequence.request.prompt))
-        self._counts["computed_prompt_tokens"] += num_prompt
+        self._counts["computed_prompt_tokens"] += work.num_prompt_tokens
         self._counts["generation_tokens"] += num_drawn
         if not self._observers:
             return
-        record = StepRecord(
-            start_s=start_s,
-            duration_s=time.monotonic() - start_s,
-            num_prompt_tokens=num_prompt,
-            num_generated=num_drawn,
-            num_running=self.scheduler.num_running,
-            num_waiting=self.scheduler.num_waiting,
-            num_copies=len(work.copies),
-            num_preempted=len(work.preempted),
-            usage=self.scheduler.usage(),
-        )
+        times_s = (start_s, time.monotonic())
+        record = step_record(self.scheduler, work, times_s=times_s, num_drawn=num_drawn)
         for observer in self._observers:
             observer.on_step(record)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from paged_jax.config import OptionError
 
+POLICIES = ("fcfs", "priority", "shortest", "fair", "prefix", "MODULE:CLASS")
 KV_CACHE_DTYPES = ("auto", "bfloat16", "float32", "int8", "fp8", "fp8_e4m3")
 
 
@@ -76,7 +77,7 @@ class EngineArgs:
     )
     enable_prefix_caching: bool = option(True, "reuse KV blocks of equal prefixes")
     scheduling_policy: str = option(
-        "fcfs", "order of waiting requests", choices=("fcfs", "priority")
+        "fcfs", "order of service; MODULE:CLASS is one of your own", choices=POLICIES
     )
     async_scheduling: bool = option(
         True, "prepare a step, and deliver the one before it, while the device computes"
@@ -124,7 +125,8 @@ def check_option(name: str, value: Any) -> None:
     if type(value) is not kind:
         raise OptionError(f"{flag} must be of type {kind.__name__}, not {value!r}")
     low, high, choices = (spec.metadata[key] for key in ("low", "high", "choices"))
-    if choices and value not in choices:
+    is_own = "MODULE:CLASS" in (choices or ()) and ":" in str(value)
+    if choices and value not in choices and not is_own:
         raise OptionError(f"{flag} must be one of {', '.join(choices)}, not {value!r}")
     if low is not None and not low <= value <= high:
         raise OptionError(f"{flag} must be between {low} and {high}, not {value}")

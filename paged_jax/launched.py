@@ -40,8 +40,8 @@ class LaunchedStep:
 
     @cached_property
     def needs_reading(self) -> bool:
-        """Whether the next step needs its draws on the host: penalties count every token."""
-        return any(sampling.has_penalties for sampling in self._sampling)
+        """Whether the next step needs its draws on the host."""
+        return self.work.needs_reading
 
     @property
     def _sampling(self):

@@ -167,6 +167,17 @@ class ScheduledStep:
         """Tokens drawn by this step."""
         return sum(chunk.num_samples for chunk in self.chunks)
 
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of chunks that begin in a prompt."""
+        return sum(c.length for c in self.chunks if c.start < len(c.sequence.request.prompt))
+
+    @property
+    def needs_reading(self) -> bool:
+        """Whether the next step needs its draws on the host: penalties count every token."""
+        drawing = (c.sequence.request.sampling for c in self.chunks if c.num_samples)
+        return any(sampling.has_penalties for sampling in drawing)
+
     def mark_pending(self) -> None:
         """Let the running sequences know that what they draw here has not reached the host."""
         for sequence, _, _, num_samples in self.chunks:

@@ -15,7 +15,9 @@ from paged_jax.host.blocks import BlockPool
 from paged_jax.host.ending import ending, num_ready
 from paged_jax.host.forking import num_shareable
 from paged_jax.host.invalid_request import InvalidRequest
+from paged_jax.host.limits import check_fits
 from paged_jax.host.plan import StepPlan
+from paged_jax.host.policies import Policy, check_queues, first_waiting, make_policy
 from paged_jax.host.prefix import PrefixCache
 from paged_jax.host.request import (
     Chunk,
@@ -39,7 +41,9 @@ class Scheduler:
         num_copies: blocks copied on write so far.
     """
 
-    def __init__(self, config: SchedulerConfig, cache: CacheConfig):
+    def __init__(
+        self, config: SchedulerConfig, cache: CacheConfig, *, policy: Policy | None = None
+    ):
         self.config = config
         self.cache = cache
         self.pool = BlockPool(cache.num_blocks, prefix_caching=cache.prefix_caching)
@@ -47,6 +51,8 @@ class Scheduler:
         self.num_copies = 0
         self._tables = BlockTables(self.pool, cache.block_size)
         self._prefix = PrefixCache(self.pool, cache.block_size)
+        self._policy = policy or make_policy(config.policy)
+        self._policy.start(self._prefix)
         self._running: list[Sequence] = []  # in order of admission
         self._waiting: list[Sequence] = []  # sorted by rank
         self._live: dict[str, list[Sequence]] = {}  # unfinished sequences of each request
@@ -86,28 +92,7 @@ class Scheduler:
 
     def check_fits(self, prompt_len: int, n: int = 1) -> None:
         """Raise InvalidRequest if such a request could never be served, however long it waited."""
-        longest = self.config.max_model_len - 1
-        if prompt_len < 1:
-            raise InvalidRequest("prompt must have at least one token", "prompt")
-        if prompt_len > longest:
-            raise InvalidRequest(
-                f"prompt has {prompt_len} tokens, but with max_model_len {longest + 1} at most"
-                f" {longest} leave room for an answer; shorten it or raise --max-model-len",
-                "prompt",
-            )
-        needed = self._tables.num_blocks_for(prompt_len + 1)
-        if needed > self.pool.num_usable:
-            raise InvalidRequest(
-                f"prompt needs {needed} KV blocks, but there are {self.pool.num_usable};"
-                " shorten it or give the KV pool more memory",
-                "prompt",
-            )
-        if n > self.config.max_seqs:
-            raise InvalidRequest(
-                f"n ({n}) must not exceed the {self.config.max_seqs} sequences that run at once"
-                " (--max-num-seqs)",
-                "n",
-            )
+        check_fits(prompt_len, n, self.config, self.cache)
 
     def add(self, request: Request) -> Sequence:
         """Queue a request and return its first sequence.
@@ -118,7 +103,10 @@ class Scheduler:
         if request.id in self._live:
             raise InvalidRequest(f"request id {request.id!r} is in use", "request_id")
         self.check_fits(len(request.prompt), request.n)
-        sequence = Sequence(request, fork_pending=request.n > 1, rank=self._rank(request))
+        sequence = Sequence(request, fork_pending=request.n > 1)
+        self._num_added += 1
+        self._policy.note_added(sequence, self._waiting)
+        sequence.rank = (*self._policy.key(sequence), self._num_added, 0)
         self._live[request.id] = [sequence]
         self._enqueue(sequence)
         return sequence
@@ -212,21 +200,8 @@ class Scheduler:
         """Raise AssertionError unless queues, block tables and pool agree."""
         self._tables.check(self._running)
         live = [sequence for sequences in self._live.values() for sequence in sequences]
-        assert set(live) == {*self._running, *self._waiting}, "a sequence is in no queue"
-        assert len(live) == self.num_running + self.num_waiting, "a sequence is in two queues"
-        assert all(sequence.status is Status.RUNNING for sequence in self._running)
-        assert all(sequence.status is Status.WAITING for sequence in self._waiting)
-        assert not any(sequence.block_table for sequence in self._waiting), "waiting with blocks"
-        ranks = [sequence.rank for sequence in self._waiting]
-        assert ranks == sorted(ranks), "the waiting queue is out of order"
+        check_queues(self._running, self._waiting, live)
         assert self._num_seats_taken() <= self.config.max_seqs, "too many sequences run"
-
-    def _rank(self, request: Request) -> tuple[float, ...]:
-        """The request's place in the order of service."""
-        self._num_added += 1
-        if self.config.policy == "priority":
-            return (request.priority, request.arrival_s, self._num_added, 0)
-        return (self._num_added, 0)
 
     def _enqueue(self, sequence: Sequence) -> None:
         """Put a sequence into the waiting queue: by FCFS a preempted one comes out at the front."""
@@ -283,11 +258,13 @@ class Scheduler:
         the blocks they fill are published by now: so no block is computed twice side by side.
         """
         num_seats = self.config.max_seqs - self._num_seats_taken()
-        while self._waiting and plan.budget > 0 and self._waiting[0].num_samples <= num_seats:
-            hits = self._prefix.lookup(self._waiting[0])
-            if not self._tables.can_start(self._waiting[0], hits):
+        while plan.budget > 0 and (
+            sequence := first_waiting(self._waiting, self._policy, num_seats)
+        ):
+            hits = self._prefix.lookup(sequence)
+            if not self._tables.can_start(sequence, hits):
                 return
-            sequence = self._waiting.pop(0)
+            self._waiting.pop(0)
             num_seats -= sequence.num_samples
             self._admit(sequence, hits)
             self._place(sequence, min(sequence.num_missing, plan.budget), plan)
@@ -299,6 +276,7 @@ class Scheduler:
         sequence.status = Status.RUNNING
         self._running.append(sequence)
         self._prefix.note_admission(sequence, len(hits))
+        self._policy.note_admitted(sequence)
 
     def _choices(self, sequence: Sequence) -> list[Sequence]:
         """Fork a request whose prompt is computed into its n choices, which share its blocks."""
@@ -320,6 +298,7 @@ class Scheduler:
         """Give a sequence its next token and end it if that was its last."""
         sequence.output.append(token)
         sequence.num_pending = 0
+        self._policy.note_token(sequence)
         reason, stop_reason = ending(sequence, max_len=self._max_len)
         if reason is not None:
             self.finish(sequence, reason, stop_reason)

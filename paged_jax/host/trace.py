@@ -24,12 +24,14 @@ class StepRecord:
     """One engine step. Times are monotonic seconds.
 
     Attributes:
-        num_prompt_tokens: prompt (and recomputed) tokens computed.
+        num_tokens: tokens computed.
+        num_prompt_tokens: of these, of prompts (and recomputed).
         num_generated: tokens drawn.
     """
 
     start_s: float
     duration_s: float
+    num_tokens: int
     num_prompt_tokens: int
     num_generated: int
     num_running: int

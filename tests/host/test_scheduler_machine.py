@@ -86,7 +86,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_blocks=st.integers(4, 24),
         max_seqs=st.integers(3, 8),
         budget=st.integers(1, 24),
-        policy=st.sampled_from(["fcfs", "priority"]),
+        policy=st.sampled_from(["fcfs", "priority", "shortest"]),
         prefix_caching=st.sampled_from([True, True, True, False]),
         is_ahead=st.booleans(),
     )
