@@ -90,6 +90,7 @@ def engine_config(
         enforce_eager=args.enforce_eager,
         async_scheduling=args.async_scheduling,
         mesh=mesh_shape(args),
+        record=args.record,
     )
 
 

@@ -192,6 +192,7 @@ class EngineConfig:
 
     Attributes:
         model: as the devices of `mesh` hold it: at least one key/value head for each.
+        record: file to write the run to, if any.
     """
 
     model: ModelConfig
@@ -203,6 +204,7 @@ class EngineConfig:
     enforce_eager: bool = False
     async_scheduling: bool = True
     mesh: MeshShape = MeshShape()
+    record: str | None = None
 
 
 class OptionError(ValueError):

@@ -20,10 +20,10 @@ from paged_jax.device.kv_pool import init_pool
 from paged_jax.device.sampling import SampleOutput
 from paged_jax.device.step_batch import pack
 from paged_jax.host.forking import find_choice, first_tokens
+from paged_jax.host.recording import open_scheduler
 from paged_jax.host.records import step_record
 from paged_jax.host.request import Chunk, FinishReason, ScheduledStep, TokenDelta
 from paged_jax.host.sampling_params import SamplingParams
-from paged_jax.host.scheduler import Scheduler
 from paged_jax.host.trace import EngineObserver, EngineStats
 from paged_jax.launched import LaunchedStep
 from paged_jax.models.params import ModelParams
@@ -60,7 +60,7 @@ class Engine:
         self.params = params
         self.programs = Programs(config)
         self.pool = init_pool(config.model, config.cache, self.programs.mesh)
-        self.scheduler = Scheduler(config.scheduler, config.cache)
+        self.scheduler = open_scheduler(config)
         self.programs.warm_up(params, self.pool)
         self._compiles = CompileCounter()
         self._in_flight: LaunchedStep | None = None

@@ -90,6 +90,10 @@ class EngineArgs:
         "auto", "auto, or dummy for random weights", choices=("auto", "dummy")
     )
     max_logprobs: int = option(20, "largest number of alternatives per token", low=0, high=1024)
+    record: str | None = option(
+        None,
+        "file to write what arrives, is scheduled and is drawn to, as JSON lines, for a replay",
+    )
     disable_log_stats: bool = option(False, "no periodic log line")
 
     def validate(self) -> "EngineArgs":

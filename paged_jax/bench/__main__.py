@@ -18,6 +18,7 @@ COMMANDS = {
     "results_table": "the table of what compare measured, in Markdown",
     "scaling": "tokens/s against concurrent requests, step time against context; a picture",
     "serve": "load on a running server: streaming clients, latencies, goodput",
+    "simulator": "how close the simulator comes to the engine, on the same requests",
     "startup": "cold and warm start of the server, by phase",
     "step": "the time of a step against batch and context, as JSON lines",
     "throughput": "how fast a list of requests is done offline, here or on a peer",

@@ -57,6 +57,7 @@ class BlockPool:
         assert num_blocks >= 2, "the pool needs one block beside the null block"
         self.num_blocks = num_blocks
         self.prefix_caching = prefix_caching
+        self.num_resets = 0  # times that all cached content was forgotten
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks))
         self._refs = [0] * num_blocks
         self._hash_of: dict[int, bytes] = {}
@@ -143,6 +144,7 @@ class BlockPool:
             return False
         self._hash_of.clear()
         self._blocks_of.clear()
+        self.num_resets += 1
         return True
 
     def _forget(self, block: int) -> None:
