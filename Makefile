@@ -7,13 +7,17 @@ GPU_PACKAGES := jax==0.10.2 jax-cuda13-plugin==0.10.2 jax-cuda13-pjrt==0.10.2 ab
   'nvidia-cuda-nvcc==13.0.*' 'nvidia-cuda-runtime==13.0.*' nvidia-cuda-nvdisasm
 ARGS ?=
 
-.PHONY: serve test lint install model check-gpu-compile clean
+.PHONY: serve test notebooks lint install model check-gpu-compile clean
 
 serve: $(VENV)/.installed model
 	$(BIN)/python -m paged_jax.serve $(ARGS)
 
 test: $(VENV)/.installed-test model
 	$(BIN)/python -m pytest $(ARGS)
+
+# Runs every notebook from top to bottom; each asserts what it finds.
+notebooks: $(VENV)/.installed-notebooks model
+	$(BIN)/python -m pytest --nbmake --nbmake-timeout=300 notebooks $(ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
@@ -47,6 +51,11 @@ $(VENV)/.installed-test: pyproject.toml | $(BIN)/python
 	@echo "Installing paged_jax and what its tests need"
 	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar on -e '.[test]'
 	@touch $@ $(VENV)/.installed
+
+$(VENV)/.installed-notebooks: pyproject.toml | $(BIN)/python
+	@echo "Installing paged_jax and what its notebooks need"
+	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar on -e '.[test,notebooks]'
+	@touch $@ $(VENV)/.installed $(VENV)/.installed-test
 
 $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
 	@echo "Installing paged_jax and the developers' tools"

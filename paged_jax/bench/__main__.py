@@ -9,6 +9,7 @@ from paged_jax.host.invalid_request import InvalidRequest
 
 # Command -> what it does. The module of that name has a `main(arguments)`.
 COMMANDS = {
+    "blocks": "what a block size costs and gains: waste, prefix hits, tables, attention",
     "compare": "the named workloads on paged_jax and its peers, side by side",
     "gpu": "check and time the kernels on this GPU, in 8 minutes",
     "host": "the host's share of a step, against the number of sequences",

@@ -171,14 +171,31 @@ def _pool(seed: int, shape: tuple[int, int, int, int], dtype: str) -> jax.Array:
     return jax.lax.bitcast_convert_type(pool, jnp.uint16) if is_bits else pool
 
 
+def decode_seconds(block_size: int, *, is_quick: bool = False) -> float:
+    """Return the seconds of one layer's decode attention, 64 sequences of 256 tokens, by the back
+    end and in the dtype the engine picks here.
+    """
+    scale = QUICK if is_quick else Scale()
+    made = _attention(
+        "auto", Queries(64, 1, 256), "bfloat16", scale, block_size=block_size, turns=MAX_TURNS
+    )
+    return made.timing.median_s / MAX_TURNS
+
+
 def _attention(
-    backend: AttentionBackend, queries: Queries, dtype: str, scale: Scale
+    backend: AttentionBackend,
+    queries: Queries,
+    dtype: str,
+    scale: Scale,
+    *,
+    block_size: int = BLOCK_SIZE,
+    turns: int | None = None,
 ) -> Measurement:
     q_heads, kv_heads, head_dim = scale.heads
-    tables, starts, kv_lens = sequences(queries)
-    shape = (1 + tables.size, BLOCK_SIZE, kv_heads, head_dim)
+    tables, starts, kv_lens = sequences(queries, block_size)
+    shape = (1 + tables.size, block_size, kv_heads, head_dim)
     pool_bytes = int(np.prod(shape)) * jnp.dtype(dtype).itemsize
-    turns = min(MAX_TURNS, -(-scale.cold_bytes // (2 * pool_bytes)))
+    turns = turns or min(MAX_TURNS, -(-scale.cold_bytes // (2 * pool_bytes)))
     pools = [(_pool(2 * t, shape, dtype), _pool(2 * t + 1, shape, dtype)) for t in range(turns)]
     attend = partial(paged_attention, scale=head_dim**-0.5, backend=backend)
 

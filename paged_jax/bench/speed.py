@@ -101,9 +101,11 @@ def _attention(attention: Attention, queries: Queries, sizes: Sizes) -> Measurem
     return Measurement(timing, num_bytes, num_flops, compile_s)
 
 
-def sequences(queries: Queries) -> tuple[jax.Array, jax.Array, jax.Array]:
+def sequences(
+    queries: Queries, block_size: int = BLOCK_SIZE
+) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Block tables, query starts and lengths; the blocks lie in random order."""
-    max_blocks = queries.context // BLOCK_SIZE
+    max_blocks = queries.context // block_size
     order = np.random.default_rng(0).permutation(queries.num_seqs * max_blocks) + 1
     tables = jnp.asarray(order.reshape(queries.num_seqs, max_blocks), jnp.int32)
     starts = jnp.arange(queries.num_seqs + 1, dtype=jnp.int32) * queries.query_len
