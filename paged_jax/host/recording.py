@@ -8,9 +8,9 @@ The file holds prompts and answers as token ids: whoever reads it reads them.
 import json
 import time
 from collections.abc import Sequence as Seq
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 from weakref import finalize
 
 from paged_jax.config import CacheConfig, EngineConfig, OptionError, SchedulerConfig
@@ -127,12 +127,11 @@ def step_to_json(step: ScheduledStep) -> dict[str, object]:
 def request_to_json(request: Request) -> dict[str, object]:
     """Return a request as plain values; of its sampling what is not the default."""
     plain: dict[str, object] = {s.name: getattr(request, s.name) for s in fields(request)}
-    default = SamplingParams()
-    sampling = {
-        spec.name: getattr(request.sampling, spec.name)
-        for spec in fields(SamplingParams)
-        if getattr(request.sampling, spec.name) != getattr(default, spec.name)
-    }
+    default, sampling = SamplingParams(), dict[str, object]()
+    for spec in fields(SamplingParams):
+        value = getattr(request.sampling, spec.name)
+        if value != getattr(default, spec.name):
+            sampling[spec.name] = asdict(value) if spec.name in _RECORDS else value
     return plain | {"sampling": sampling}
 
 
@@ -141,7 +140,19 @@ def request_from_json(plain: dict[str, Any]) -> Request:
     sampling = dict(plain["sampling"])
     if sampling.get("logit_bias"):
         sampling["logit_bias"] = {int(k): value for k, value in sampling["logit_bias"].items()}
+    for name, value in sampling.items():
+        kind = _RECORDS.get(name)
+        sampling[name] = kind(**value) if kind else value
     made: dict[str, Any] = {"sampling": SamplingParams(**sampling)}
     for name in ("prompt", "eos_ids"):
         made[name] = tuple(plain[name])
     return Request(**(plain | made))
+
+
+# Fields of SamplingParams that hold a dataclass of their own, and which.
+_RECORDS: dict[str, type[Any]] = {
+    spec.name: kind
+    for spec in fields(SamplingParams)
+    for kind in get_args(spec.type)
+    if is_dataclass(kind) and isinstance(kind, type)
+}

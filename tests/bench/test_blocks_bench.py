@@ -30,6 +30,15 @@ def test_long_sequences_bear_larger_blocks(figures) -> None:
     assert largest_under(figures, 0.07)["long documents"] == 256
 
 
+def test_all_of_it_is_drawn(figures, tmp_path, monkeypatch) -> None:
+    pytest.importorskip("matplotlib", reason="the extra notebooks")
+    monkeypatch.setenv("MPLBACKEND", "Agg")
+
+    blocks.draw_picture(figures, {16: 1e-3, 256: 2e-3}, tmp_path / "picture.png")
+
+    assert (tmp_path / "picture.png").stat().st_size > 10_000
+
+
 def test_the_command_prints_a_table_and_times_attention(monkeypatch, capsys) -> None:
     monkeypatch.setattr(blocks, "WORKLOADS", {"short chat": blocks.WORKLOADS["short chat"]})
 

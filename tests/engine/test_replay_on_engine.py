@@ -14,7 +14,7 @@ from paged_jax.replay import generate_again, main, state_text
 
 @pytest.fixture
 def recorded(llm, tmp_path: Path):
-    """The shared engine, recording, with a pool so small that sequences are preempted."""
+    """The shared engine, recording."""
     engine, path = llm.engine, tmp_path / "run"
     before = engine.scheduler
     engine.scheduler = RecordingScheduler(engine.config.scheduler, engine.config.cache, path)
@@ -64,3 +64,21 @@ def test_the_command_checks_a_recording_and_shows_its_blocks(recorded, llm, caps
     with pytest.raises(SystemExit):
         main([str(path), "--step", "99"])
     assert "step 99 is beyond" in capsys.readouterr().err
+
+
+def test_an_engine_that_is_told_to_records_and_the_command_generates_it_again(
+    make_llm, tiny_folder, tmp_path, capsys
+) -> None:
+    path = tmp_path / "run"
+    llm = make_llm(record=str(path), num_gpu_blocks_override=20)
+    sampling = SamplingParams(temperature=1.0, max_tokens=30, stop=["e"])
+    llm.generate([[5 + i] * 60 for i in range(6)], sampling, use_tqdm=False)
+    flags = (
+        "--dtype float32 --max-model-len 256 --max-num-batched-tokens 64 --max-num-seqs 32"
+        " --num-gpu-blocks-override 20"
+    )
+
+    main([str(path), "--on-engine", "--model", str(tiny_folder), *flags.split()])
+
+    assert llm.engine.scheduler.num_preemptions > 0
+    assert "tokens: the same ids" in capsys.readouterr().out
