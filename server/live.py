@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from paged_jax.host.block_map import BlockMap, SequenceView
@@ -49,11 +50,11 @@ class LiveView:
             return self._told
 
     async def _ask(self) -> BlockMap:
-        try:
-            async with asyncio.timeout(WAIT_S):
-                return await self._engine.block_map()
-        except TimeoutError:
-            raise ApiError(503, f"the engine gave no answer within {WAIT_S:g} s") from None
+        if self._engine.busy_s < WAIT_S:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(WAIT_S):
+                    return await self._engine.block_map()
+        raise ApiError(503, f"the engine gave no answer within {WAIT_S:g} s")
 
     def _described(self, blocks: BlockMap) -> Json:
         stats = self._engine.stats()

@@ -78,6 +78,11 @@ def test_many_who_look_ask_the_engine_once(served: Served):
     assert served.engine.num_maps == before + 1
 
 
+def test_nobody_waits_for_an_engine_that_is_stuck(slow: Served):
+    slow.engine.busy_s = 10.0
+    assert slow.http.get("/v1/engine/blocks").status_code == 503 and not slow.engine.num_maps
+
+
 # ---- in a browser ------------------------------------------------------------------------------
 
 
