@@ -90,6 +90,6 @@ def sample_of(record: dict, max_tokens: int) -> Sample:
     num_tokens, num_seqs = record["num_tokens"], record["num_seqs"]
     is_decode = record["kind"] == "decode"
     pairs = 0 if is_decode else num_tokens * (num_tokens + 1) // 2
-    tokens = pick(token_buckets(max(max_tokens, num_tokens)), num_tokens)
+    padding = pick(token_buckets(max(max_tokens, num_tokens)), num_tokens) - num_tokens
     context = round(num_seqs * record["context"])
-    return Sample(StepSize(tokens, num_seqs, context, pairs), record["median_s"])
+    return Sample(StepSize(num_tokens, num_seqs, context, pairs, padding), record["median_s"])

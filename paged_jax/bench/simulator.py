@@ -206,8 +206,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--num-prompts", type=int, default=64, help="of W3 (default: %(default)s)")
-    add("--batches", default="1,4,8,16,32,64", metavar="LIST", help="timed (%(default)s)")
-    add("--contexts", default="256,1024", metavar="LIST", help="timed (%(default)s)")
+    add("--batches", default="1,4,10,24,40,64", metavar="LIST", help="timed (%(default)s)")
+    add("--contexts", default="128,384", metavar="LIST", help="timed (%(default)s)")
     add("--prefills", default="32,64,128,256,512", metavar="LIST", help="timed (%(default)s)")
     add("--num-steps", type=int, default=8, help="timed for each (default: %(default)s)")
     add("--out", type=Path, metavar="FILE", help="append each comparison as a line of JSON")

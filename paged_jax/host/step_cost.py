@@ -12,16 +12,18 @@ class StepSize(NamedTuple):
     """What one step computes.
 
     Attributes:
-        tokens: padded to the size of the program that runs.
+        tokens: new ones, of all sequences.
         seqs: sequences of it.
         context: tokens whose keys and values are read, over all sequences.
         pairs: pairs of a new token and a token it sees, over all chunks longer than one.
+        padding: rows that the program has beyond the tokens, since it comes in few sizes.
     """
 
     tokens: int
     seqs: int
     context: int
     pairs: int = 0
+    padding: int = 0
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,7 @@ class StepCost:
     seq_s: float
     context_s: float
     pair_s: float = 0.0
+    padding_s: float = 0.0
 
     def seconds(self, size: StepSize) -> float:
         """Return how long a step takes."""
@@ -42,16 +45,17 @@ class StepCost:
             + self.seq_s * size.seqs
             + self.context_s * size.context
             + self.pair_s * size.pairs
+            + self.padding_s * size.padding
         )
 
 
 COSTS = {
     # SmolLM2-135M on two cores without bfloat16 instructions, by the log of 2026-11-29: 16 ms a
     # step of one sequence, 183 ms of 64 with 192 tokens each, 0.86 s for the products of 512.
-    "two-cores": StepCost(0.0135, 1.65e-3, 0.45e-3, 2.4e-6, 0.6e-6),
+    "two-cores": StepCost(0.0135, 1.65e-3, 0.45e-3, 2.4e-6, 0.6e-6, 1.65e-3),
     # A floor, not a measurement: 8 billion parameters in bfloat16 on an H200, 16 GB read at 4 TB/s,
     # products at 600 TFLOP/s, 131 KB of keys and values for each token.
-    "h200-8b-floor": StepCost(4.0e-3, 27e-6, 1e-6, 33e-9, 0.9e-9),
+    "h200-8b-floor": StepCost(4.0e-3, 27e-6, 1e-6, 33e-9, 0.9e-9, 27e-6),
 }
 
 
@@ -68,5 +72,6 @@ def size_of(step: ScheduledStep, buckets: Sequence[int], *, num_padding: int = 0
         num_tokens += length
         if length > 1:
             pairs += length * start + length * (length + 1) // 2
-    num_seqs = len(step.chunks) + num_padding
-    return StepSize(pick(buckets, num_tokens + num_padding), num_seqs, context, pairs)
+    num_seqs, num_tokens = len(step.chunks) + num_padding, num_tokens + num_padding
+    padding = pick(buckets, num_tokens) - num_tokens
+    return StepSize(num_tokens, num_seqs, context, pairs, padding)
