@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from paged_jax.engine_args import EngineArgs
     from paged_jax.host.invalid_request import InvalidRequest
     from paged_jax.host.sampling_params import SamplingParams
+    from paged_jax.host.structured_outputs import StructuredOutputsParams
     from paged_jax.llm import LLM
     from paged_jax.outputs import CompletionOutput, Logprob, RequestOutput
     from paged_jax.step import engine_step
@@ -36,6 +37,7 @@ _HOMES = {
     "Logprob": "paged_jax.outputs",
     "RequestOutput": "paged_jax.outputs",
     "SamplingParams": "paged_jax.host.sampling_params",
+    "StructuredOutputsParams": "paged_jax.host.structured_outputs",
     "engine_step": "paged_jax.step",
 }
 
@@ -49,6 +51,7 @@ __all__ = [
     "Logprob",
     "RequestOutput",
     "SamplingParams",
+    "StructuredOutputsParams",
     "__version__",
     "engine_step",
 ]

@@ -44,7 +44,11 @@ def check_request(prompt: Seq[int], params: SamplingParams, config: EngineConfig
 
 
 def _check_ids(params: SamplingParams, vocab: int) -> None:
-    named = (("stop_token_ids", params.stop_ids), ("logit_bias", params.logit_bias or {}))
+    named = (
+        ("stop_token_ids", params.stop_ids),
+        ("logit_bias", params.logit_bias or {}),
+        ("allowed_token_ids", params.allowed_token_ids or ()),
+    )
     for name, ids in named:
         for token in ids:
             if token >= vocab:

@@ -12,6 +12,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from collections.abc import Sequence as Seq
+from functools import partial
 from typing import TypeVar
 
 from paged_jax.build import build_engine
@@ -24,6 +25,7 @@ from paged_jax.host.sampling_params import SamplingParams
 from paged_jax.host.trace import EngineObserver, EngineStats
 from paged_jax.outputs import RequestDelta
 from paged_jax.phases import PhaseClock
+from paged_jax.text.grammar import Grammar
 from paged_jax.text.tokenizer import Tokenizer
 
 logger = logging.getLogger("paged_jax")
@@ -148,11 +150,20 @@ class AsyncEngine:
         Raises:
             InvalidRequest: the request can never be served, or the id is in use.
         """
-        self.check(prompt, params)
+        grammar = await self._checked(prompt, params)
         if request_id in self._streams:
             raise InvalidRequest(f"request id {request_id!r} is in use", "request_id")
         stream = self._streams[request_id] = _Stream(request_id)
-        self._post(lambda: self._add(prompt, params, request_id, priority, cache_salt))
+        add = partial(
+            self.engine.add,
+            prompt,
+            params,
+            request_id=request_id,
+            priority=priority,
+            cache_salt=cache_salt,
+            grammar=grammar,
+        )
+        self._post(lambda: self._add(request_id, add))
         is_finished = False
         try:
             while not is_finished:
@@ -198,23 +209,22 @@ class AsyncEngine:
             self._inbox.append(command)
             self._wake.notify()
 
-    def _add(
-        self,
-        prompt: Seq[int],
-        params: SamplingParams,
-        request_id: str,
-        priority: int,
-        cache_salt: str | None,
-    ) -> None:
+    async def _checked(self, prompt: Seq[int], params: SamplingParams) -> Grammar | None:
+        """Check a request; compile its grammar, if it has one, in a thread."""
+        if params.structured_outputs is None:
+            self.check(prompt, params)
+            return None
+        await asyncio.to_thread(self.check, prompt, params)
+        return await asyncio.to_thread(self.engine.rules.compile, params)
+
+    def _add(self, request_id: str, add: Callable[[], None]) -> None:
         if request_id not in self._streams:
             return  # the consumer left before the request was taken
         if self._error is not None:
             self._fail(request_id, self._error)
             return
         try:
-            self.engine.add(
-                prompt, params, request_id=request_id, priority=priority, cache_salt=cache_salt
-            )
+            add()
         except InvalidRequest as error:
             self._fail(request_id, str(error))
 

@@ -13,16 +13,17 @@ from collections.abc import Sequence as Seq
 
 import jax
 
+from paged_jax.accounts import Accounts
 from paged_jax.admission import check_request, make_fork, make_request
 from paged_jax.answers import Answer, LogprobTables
 from paged_jax.config import EngineConfig
 from paged_jax.device.kv_pool import init_pool
 from paged_jax.device.sampling import SampleOutput
+from paged_jax.device.sampling_rows import draws
 from paged_jax.device.step_batch import pack
 from paged_jax.host.forking import find_choice, first_tokens
 from paged_jax.host.recording import open_scheduler
-from paged_jax.host.records import step_record
-from paged_jax.host.request import Chunk, FinishReason, ScheduledStep, TokenDelta
+from paged_jax.host.request import Chunk, FinishReason, TokenDelta
 from paged_jax.host.sampling_params import SamplingParams
 from paged_jax.host.trace import EngineObserver, EngineStats
 from paged_jax.launched import LaunchedStep
@@ -31,7 +32,9 @@ from paged_jax.outputs import ChoiceDelta, RequestDelta
 from paged_jax.programs import CompileCounter, Drawn, Programs
 from paged_jax.prompt_scores import score_prompts
 from paged_jax.step import BackboneOutput
+from paged_jax.text.grammar import Grammar
 from paged_jax.text.tokenizer import Tokenizer
+from paged_jax.token_rules import RuleBook
 
 logger = logging.getLogger("paged_jax")
 
@@ -42,6 +45,7 @@ class Engine:
     Attributes:
         config: everything resolved.
         tokenizer: the model's.
+        rules: what live requests may draw.
         default_sampling: sampling settings the model's authors recommend.
         startup: seconds of each phase of the start, in order; empty if it was not timed.
     """
@@ -59,6 +63,7 @@ class Engine:
         self.startup: Mapping[str, float] = {}
         self.params = params
         self.programs = Programs(config)
+        self.rules = RuleBook(config.model, tokenizer)
         self.pool = init_pool(config.model, config.cache, self.programs.mesh)
         self.scheduler = open_scheduler(config)
         self.programs.warm_up(params, self.pool)
@@ -67,13 +72,18 @@ class Engine:
         self._drawn: Drawn = self.programs.nothing_drawn()
         self._last_end_s = 0.0
         self._answers: dict[str, Answer] = {}
-        self._observers: list[EngineObserver] = []
-        self._counts: defaultdict[str, int] = defaultdict(int)
-
-    # ---- requests ---------------------------------------------------------------------------
+        self._failed: list[RequestDelta] = []  # not delivered yet
+        self._accounts = Accounts()
 
     def check(self, prompt: Seq[int], params: SamplingParams) -> None:
-        """Raise InvalidRequest, naming the field and the limit, if this can never be served."""
+        """Raise InvalidRequest, naming the field and the limit, if this can never be served.
+
+        Compiles the grammar of a structured answer: not for the stepping thread.
+        """
+        self._check_size(prompt, params)
+        self.rules.compile(params)
+
+    def _check_size(self, prompt: Seq[int], params: SamplingParams) -> None:
         check_request(prompt, params, self.config)
         self.scheduler.check_fits(len(prompt), params.n)
 
@@ -85,13 +95,17 @@ class Engine:
         request_id: str,
         priority: int = 0,
         cache_salt: str | None = None,
+        grammar: Grammar | None = None,
     ) -> None:
         """Queue a request.
 
+        Args:
+            grammar: that of `params.structured_outputs`, if it was compiled before.
         Raises:
             InvalidRequest: it can never be served, or the id is in use.
         """
-        self.check(prompt, params)
+        self._check_size(prompt, params)
+        grammar = grammar or self.rules.compile(params)
         request = make_request(
             prompt,
             params,
@@ -102,6 +116,7 @@ class Engine:
         )
         self.scheduler.add(request)
         self._answers[request_id] = Answer(request, self.tokenizer)
+        self.rules.add(request, grammar)
 
     def fork(
         self,
@@ -126,7 +141,9 @@ class Engine:
         prompt = first_tokens(parent, at)
         request = make_fork(parent.request, prompt, params, self.config, request_id=new_id)
         self.check(prompt, request.sampling)
+        begun = prompt[len(parent.request.prompt) :] if params is None else ()
         self.scheduler.fork(request, parent)
+        self.rules.add(request, self.rules.compile(request.sampling), begun=tuple(begun))
         self._answers[new_id] = Answer(request, self.tokenizer)
 
     def abort(self, request_id: str) -> RequestDelta | None:
@@ -151,8 +168,6 @@ class Engine:
         """Requests that have not ended."""
         return len(self._answers)
 
-    # ---- the step ---------------------------------------------------------------------------
-
     def step(self) -> list[RequestDelta]:
         """Launch the next step on the device, then deliver what the one before it drew.
 
@@ -160,7 +175,8 @@ class Engine:
         """
         before, self._in_flight = self._in_flight, None
         launched = self._launch(before)
-        deltas = self._read(before) if before else []
+        deltas = (self._read(before) if before else []) + self._failed
+        self._failed = []
         if launched and (launched.needs_reading or not self.config.async_scheduling):
             return deltas + self._read(launched)
         if self.scheduler.has_work:  # otherwise nobody wants what it draws
@@ -171,7 +187,7 @@ class Engine:
         """Schedule the next step and start its programs; None if there is nothing to compute."""
         start_s = time.monotonic()
         work = self.scheduler.schedule(ahead_of=before.work if before else None)
-        self._note_scheduled(work, start_s)
+        self._accounts.note_scheduled(work, start_s, self._answers)
         if not work.chunks:
             return None
         programs, pending = self.programs, before.rows() if before else {}
@@ -187,9 +203,15 @@ class Engine:
         return launched
 
     def _draw(self, chunks: tuple[Chunk, ...], hidden: BackboneOutput) -> SampleOutput | None:
-        rows = self.programs.pack_rows(chunks)
-        if rows is None:
+        drawn = draws(chunks)
+        if not drawn:
             return None
+        masks, broken = self.rules.masks(drawn)
+        for key, reason in broken.items():
+            cause = reason.splitlines()[0]  # the rest may hold the answer so far
+            logger.error("Request %s: its grammar cannot be followed: %s", key, cause)
+            self._failed.append(self._fail(self._answers[key], "its grammar became too complex"))
+        rows = self.programs.pack_rows(drawn, masks)
         out, self._drawn = self.programs.run_draw(self.params, hidden, rows)
         return out
 
@@ -199,21 +221,10 @@ class Engine:
         now_s = time.monotonic()
         drawn = self.scheduler.commit(launched.work, tokens)
         deltas = self._absorb(drawn, tables, now_s)
-        self._record_step(launched.work, max(launched.start_s, self._last_end_s), len(drawn))
+        start_s = max(launched.start_s, self._last_end_s)
+        self._accounts.note_read(launched.work, start_s, len(drawn), self.scheduler)
         self._last_end_s = now_s
         return deltas
-
-    def _note_scheduled(self, work: ScheduledStep, start_s: float) -> None:
-        for chunk in work.chunks:
-            sequence = chunk.sequence
-            answer = self._answers.get(sequence.request.id)
-            if answer is not None and answer.scheduled_s is None:
-                answer.scheduled_s, answer.num_cached = start_s, sequence.num_cached or 0
-                self._counts["prompt_tokens"] += len(sequence.request.prompt)
-        for sequence in work.preempted:
-            answer = self._answers.get(sequence.request.id)
-            if answer is not None:
-                answer.num_preemptions += 1
 
     def _absorb(
         self, drawn: list[TokenDelta], tables: LogprobTables | None, now_s: float
@@ -266,39 +277,19 @@ class Engine:
         delta = answer.delta(choices, error=error)
         if delta.finished:
             del self._answers[answer.request.id]
+            self.rules.drop(answer.request.id)
             record = answer.record(time.monotonic())
-            for observer in self._observers:
+            for observer in self._accounts.observers:
                 observer.on_finish(record)
         return delta
 
     def add_observer(self, observer: EngineObserver) -> None:
         """Tell `observer` of every step and every ended request."""
-        self._observers.append(observer)
-
-    def _record_step(self, work: ScheduledStep, start_s: float, num_drawn: int) -> None:
-        self._counts["computed_prompt_tokens"] += work.num_prompt_tokens
-        self._counts["generation_tokens"] += num_drawn
-        if not self._observers:
-            return
-        times_s = (start_s, time.monotonic())
-        record = step_record(self.scheduler, work, times_s=times_s, num_drawn=num_drawn)
-        for observer in self._observers:
-            observer.on_step(record)
+        self._accounts.observers.append(observer)
 
     def stats(self) -> EngineStats:
         """Return gauges and counters."""
-        scheduler = self.scheduler
-        return EngineStats(
-            num_running=scheduler.num_running,
-            num_waiting=scheduler.num_waiting,
-            usage=scheduler.usage(),
-            prefix_queries=scheduler.prefix_queries,
-            prefix_hits=scheduler.prefix_hits,
-            num_preemptions=scheduler.num_preemptions,
-            num_copies=scheduler.num_copies,
-            num_compilations=self._compiles.count,
-            **self._counts,
-        )
+        return self._accounts.stats(self.scheduler, self._compiles.count)
 
     def close(self) -> None:
         """Free the device's memory. The engine is unusable afterwards."""

@@ -26,11 +26,10 @@ from tqdm import tqdm
 from paged_jax.config import EngineConfig
 from paged_jax.device.kv_pool import KVPool, copy_blocks, pool_dtype
 from paged_jax.device.sampling import SampleOutput
-from paged_jax.device.sampling_rows import RowShape, SamplingRows, draws, pack_rows
+from paged_jax.device.sampling_rows import Draw, Masks, RowShape, SamplingRows, pack_rows
 from paged_jax.device.sharding import POOL, REPLICATED, jit_on, make_mesh
 from paged_jax.device.step_batch import BatchShape, StepBatch, empty_batch
 from paged_jax.host.buckets import pick, row_buckets, token_buckets
-from paged_jax.host.request import Chunk
 from paged_jax.host.sampling_params import MAX_BIAS_IDS, MAX_STOP_IDS
 from paged_jax.models.params import ModelParams
 from paged_jax.step import BackboneOutput, backbone, draw, score
@@ -117,15 +116,15 @@ class Programs:
         max_blocks = -(-limits.max_model_len // block_size)
         return BatchShape(tokens, min(tokens, limits.max_seqs), max_blocks, limits.max_seqs)
 
-    def pack_rows(self, chunks: tuple[Chunk, ...]) -> SamplingRows | None:
-        """Return the sampling rows of a step's draws, padded; None if it draws nothing."""
-        drawn = draws(chunks)
-        return pack_rows(drawn, self._row_shape(len(drawn))) if drawn else None
+    def pack_rows(self, drawn: Sequence[Draw], masks: Masks) -> SamplingRows:
+        """Return the sampling rows of a step's draws, padded."""
+        return pack_rows(drawn, self._row_shape(len(drawn)), masks)
 
     def _row_shape(self, num_rows: int) -> RowShape:
         biases = MAX_BIAS_IDS + MAX_STOP_IDS + len(self.config.model.eos_token_ids)
         context = self.config.scheduler.max_model_len
-        return RowShape(pick(self.row_buckets, num_rows), context, biases)
+        words = -(-self.config.model.vocab_size // 32)
+        return RowShape(pick(self.row_buckets, num_rows), context, biases, words)
 
     def lower_backbone(self, params: ModelParams, pool: KVPool, tokens: int) -> Any:
         """Trace the backbone for a token bucket; `pool` may be abstract."""

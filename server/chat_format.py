@@ -108,6 +108,7 @@ class ChatFormat(ChunkFormat):
             tables, count = delta.logprobs, answer.logprobs
             logprobs = chat_logprobs(delta.token_ids, tables, count, answer.spell)
         is_call = delta.finish_reason == "stop" and self._readers[delta.index].has_calls
+        is_call &= not answer.reading.is_named
         choice: Json = {
             "index": delta.index,
             name: said,

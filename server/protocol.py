@@ -10,12 +10,14 @@ from typing import Any
 
 from paged_jax.host.invalid_request import InvalidRequest
 from paged_jax.host.sampling_params import SamplingParams
+from paged_jax.text.answer_reader import PLAIN
 from server.call import AnswerOptions, Call, Prompt
 from server.errors import cut
 from server.logprobs import TokenSpelling
 from server.prompts import chat_prompt, completion_prompts, render_messages
 from server.schema import Fields, check
 from server.state import ServerState
+from server.structure import form_of
 from server.tables import REQUEST
 from server.tools import reading_of
 from server.wire import Json
@@ -37,6 +39,8 @@ _PASSED_ON = (
     "include_stop_str_in_output",
     "stop",
     "stop_token_ids",
+    "allowed_token_ids",
+    "bad_words",
 )
 
 
@@ -60,6 +64,7 @@ def parse_completion(state: ServerState, fields: Fields, header_id: str | None) 
     params = _sampling_params(
         state, fields, answer, max_tokens=max(1, max_tokens), echoed_logprobs=echoed
     )
+    params = replace(params, structured_outputs=form_of(state, fields, PLAIN))
     prompts = completion_prompts(state, fields, n=params.n, echo=echo)
     return _call(state, fields, "cmpl-", header_id, (prompts, params, answer))
 
@@ -75,6 +80,7 @@ def parse_chat(
     params = _sampling_params(state, fields, answer, max_tokens=max_tokens)
     text = render_messages(state, fields)
     reading = reading_of(state.settings, fields, text)
+    params = replace(params, structured_outputs=form_of(state, fields, reading))
     if reading.calls is not None and reading.calls.has_special_marks:
         params = replace(params, skip_special_tokens=False)
     try:

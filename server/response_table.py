@@ -2,10 +2,10 @@
 
 from functools import cache
 
-from server.schema import array, either, integer, obj, one_of, string, unoffered
+from server.schema import ANY_OBJECT, array, either, integer, obj, one_of, string, unoffered
+from server.structure_table import STRUCTURE
 from server.tables import (
     ANSWER,
-    ANY_OBJECT,
     CHOICE,
     CONVERSATION,
     FUNCTION,
@@ -26,6 +26,7 @@ _SHARED = (
     "return_metrics",
     "stream",
 )
+_FORMAT = STRUCTURE["response_format"]["properties"]
 _ITEM = ANY_OBJECT | {"description": "A message, a call, its output, or a reasoning."}
 _NAMED = obj({"type": IS_FUNCTION, "name": NAME}, "One function.", required=("type", "name"))
 _TOOL = obj({"type": IS_FUNCTION, **FUNCTION["properties"]}, "A tool.", required=("type", "name"))
@@ -47,14 +48,23 @@ _CONTENT: Json = {
     ),
     "tools": array(_TOOL, "Functions the model may call.", high=MAX_TOOLS),
     "tool_choice": either(
-        one_of("none", "auto", "required", text="Forcing a call is not offered."),
+        one_of("none", "auto", "required", text="required forces a call."),
         _NAMED,
         wanted="none, auto, required or a named function",
         text="auto where there are tools, else none.",
     ),
     "text": obj(
-        {"format": unoffered({"type": "text"}), "verbosity": unoffered("medium")}, "Text only."
+        {
+            "format": obj(
+                {"type": _FORMAT["type"], **_FORMAT["json_schema"]["properties"]},
+                "As response_format in a chat.",
+                required=("type",),
+            ),
+            "verbosity": unoffered("medium"),
+        },
+        "The form of the answer.",
     ),
+    "structured_outputs": STRUCTURE["structured_outputs"],
 }
 _REFUSED: Json = {
     "background": unoffered(False),

@@ -22,12 +22,14 @@ _RENAMED = {
     "max_completion_tokens": "max_output_tokens",
     "messages": "input",
     "reasoning_effort": "reasoning",
+    "response_format": "text.format",
 }
 _TAKEN_OVER = (
-    "cache_salt", "chat_template_kwargs", "frequency_penalty", "ignore_eos", "include_reasoning",
-    "logit_bias", "min_p", "min_tokens", "model", "parallel_tool_calls", "presence_penalty",
-    "priority", "repetition_penalty", "request_id", "return_metrics", "seed",
-    "skip_special_tokens", "stop", "stop_token_ids", "stream", "temperature", "top_k", "top_p",
+    "allowed_token_ids", "bad_words", "cache_salt", "chat_template_kwargs", "frequency_penalty",
+    "ignore_eos", "include_reasoning", "logit_bias", "min_p", "min_tokens", "model",
+    "parallel_tool_calls", "presence_penalty", "priority", "repetition_penalty", "request_id",
+    "return_metrics", "seed", "skip_special_tokens", "stop", "stop_token_ids", "stream",
+    "structured_outputs", "temperature", "top_k", "top_p",
 )  # fmt: skip
 _TOLD = (
     "instructions", "max_output_tokens", "metadata", "parallel_tool_calls", "reasoning",
@@ -48,6 +50,7 @@ def parse_response(state: ServerState, fields: Fields, header_id: str | None) ->
         "messages": _messages(fields),
         "max_completion_tokens": fields.get("max_output_tokens"),
         "reasoning_effort": reasoning.get("effort"),
+        "response_format": _response_format(fields),
         "tools": [_nested(tool) for tool in tools] or None,
         "tool_choice": _nested_choice(fields.get("tool_choice")),
     }
@@ -60,7 +63,19 @@ def parse_response(state: ServerState, fields: Fields, header_id: str | None) ->
     told: Json = {name: fields.get(name) for name in _TOLD}
     sampled = {"temperature": call.params.temperature, "top_p": call.params.top_p}
     choice = fields.get("tool_choice") or ("auto" if tools else "none")
-    return replace(call, told=told | sampled | {"tools": tools, "tool_choice": choice})
+    form: Json = {"format": {"type": "text"}} | (fields.get("text") or {})
+    told |= sampled | {"tools": tools, "tool_choice": choice, "text": form}
+    return replace(call, told=told)
+
+
+def _response_format(fields: Fields) -> Json | None:
+    """Return `text.format` as a chat request has it."""
+    text: Json = fields.get("text") or {}
+    form: Json | None = text.get("format")
+    if form is None:
+        return None
+    schema = {name: value for name, value in form.items() if name != "type"}
+    return {"type": form["type"], "json_schema": schema or None}
 
 
 def _nested(tool: Json) -> Json:

@@ -14,6 +14,7 @@ from server.errors import cut
 from server.wire import Json
 
 NOT_OFFERED = "Not offered: leave it out."
+ANY_OBJECT: Json = {"type": "object"}
 _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     "boolean": ((bool,), "true or false"),
     "integer": ((int,), "a whole number"),

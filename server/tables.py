@@ -4,6 +4,9 @@ from dataclasses import dataclass
 from functools import cache
 
 from paged_jax.host.sampling_params import (
+    MAX_ALLOWED_IDS,
+    MAX_BAD_WORD_LEN,
+    MAX_BAD_WORDS,
     MAX_BIAS_IDS,
     MAX_STOP_IDS,
     MAX_STOP_LEN,
@@ -11,6 +14,7 @@ from paged_jax.host.sampling_params import (
     RANGES,
 )
 from server.schema import (
+    ANY_OBJECT,
     array,
     boolean,
     either,
@@ -21,6 +25,7 @@ from server.schema import (
     string,
     unoffered,
 )
+from server.structure_table import STRUCTURE
 from server.wire import Json
 
 INT64 = 1 << 63
@@ -50,7 +55,6 @@ def _sampled(name: str, text: str) -> Json:
 
 _TOKEN = integer(0, INT64, "A token id.")
 _STOP = string("A stop string.", low=1, high=MAX_STOP_LEN)
-ANY_OBJECT: Json = {"type": "object"}
 _MODEL = string("One of the names that /v1/models lists; the first by default.")
 
 SAMPLING: Json = {
@@ -82,6 +86,12 @@ SAMPLING: Json = {
         "description": "Token id -> added to its logit.",
     },
     "n": _sampled("n", "Choices per prompt."),
+    "allowed_token_ids": array(_TOKEN, "Only these are drawn.", low=1, high=MAX_ALLOWED_IDS),
+    "bad_words": array(
+        string("A text.", low=1, high=MAX_BAD_WORD_LEN),
+        "Texts whose token sequences are not drawn.",
+        high=MAX_BAD_WORDS,
+    ),
 }
 ANSWER: Json = {
     "stream": boolean(False, "Send the answer as server-sent events."),
@@ -111,9 +121,7 @@ _PROMPT: Json = {
     "add_special_tokens": boolean(True, "Let the tokenizer add what begins a text."),
 }
 _UNOFFERED: Json = {
-    "allowed_token_ids": unoffered(),
     "audio": unoffered(),
-    "bad_words": unoffered([]),
     "ec_transfer_params": unoffered(),
     "guided_choice": unoffered(),
     "guided_grammar": unoffered(),
@@ -124,8 +132,6 @@ _UNOFFERED: Json = {
     "logprob_token_ids": unoffered([]),
     "prompt_embeds": unoffered(),
     "repetition_detection": unoffered(),
-    "response_format": unoffered({"type": "text"}),
-    "structured_outputs": unoffered(),
     "thinking_token_budget": unoffered(),
     "use_beam_search": unoffered(False),
     "vllm_xargs": unoffered({}),
@@ -147,7 +153,7 @@ FUNCTION = obj(
         "name": NAME,
         "description": string("What it does."),
         "parameters": {**ANY_OBJECT, "description": "JSON Schema of its arguments."},
-        "strict": unoffered(False),
+        "strict": boolean(False, "Kept where a call is forced, refused elsewhere."),
     },
     "A function.",
     required=("name",),
@@ -175,7 +181,7 @@ CONVERSATION: Json = {
 }
 CHOICE: Json = {
     "tool_choice": either(
-        one_of("none", "auto", "required", text="Forcing a call is not offered."),
+        one_of("none", "auto", "required", text="required forces a call."),
         _NAMED_TOOL,
         wanted="none, auto, required or a named function",
         text="auto where there are tools, else none.",
@@ -204,7 +210,7 @@ def completion_body(limits: Limits) -> Json:
         "suffix": unoffered(""),
         "best_of": integer(1, INT64, "Must equal n."),
     }
-    fields = own | SAMPLING | ANSWER | REQUEST | _PROMPT | _common(limits) | _UNOFFERED
+    fields = own | SAMPLING | STRUCTURE | ANSWER | REQUEST | _PROMPT | _common(limits) | _UNOFFERED
     return obj(fields, "A completion request.", required=("prompt",))
 
 
@@ -219,7 +225,7 @@ def chat_body(limits: Limits) -> Json:
         "top_logprobs": integer(0, limits.max_logprobs, "Alternatives; needs logprobs."),
         "store": unoffered(False),
     }
-    fields = own | SAMPLING | ANSWER | REQUEST | _PROMPT | _common(limits)
+    fields = own | SAMPLING | STRUCTURE | ANSWER | REQUEST | _PROMPT | _common(limits)
     fields |= _UNOFFERED | _CHAT_UNOFFERED | CONVERSATION | CHOICE
     return obj(fields, "A chat request.", required=("messages",))
 

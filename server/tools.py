@@ -13,6 +13,7 @@ from server.wire import Json
 
 MAX_TOOLS_LEN = 1 << 18  # characters of all tools as JSON
 MAX_DEPTH = 64
+DEFAULT_STYLE = "hermes"  # of forced calls, where the server was not told how the model writes them
 
 
 def offered_tools(fields: Fields) -> list[Json] | None:
@@ -32,6 +33,7 @@ def reading_of(settings: ServerSettings, fields: Fields, prompt: str) -> Reading
         InvalidRequest: the choice of tools cannot be honoured.
     """
     names = _callable_names(settings, fields)
+    choice: str | Json = fields.get("tool_choice") or "auto"
     is_inside: bool | None = None
     if settings.reasoning_parser is not None:
         opened = opens_reasoning(prompt)
@@ -39,8 +41,10 @@ def reading_of(settings: ServerSettings, fields: Fields, prompt: str) -> Reading
     return Reading(
         is_inside=is_inside,
         shows_reasoning=fields.get("include_reasoning"),
-        calls=TOOL_CALL_PARSERS[settings.tool_call_parser or "hermes"] if names else None,
+        calls=TOOL_CALL_PARSERS[settings.tool_call_parser or DEFAULT_STYLE] if names else None,
         names=names,
+        is_forced=choice != "auto" and bool(names),
+        is_named=isinstance(choice, dict),
         is_single=not fields.get("parallel_tool_calls"),
     )
 
@@ -56,17 +60,18 @@ def _callable_names(settings: ServerSettings, fields: Fields) -> tuple[str, ...]
         raise InvalidRequest("tool_choice needs tools", "tool_choice")
     if isinstance(choice, dict):
         _check_named(choice["function"]["name"], names)
-    if choice != "auto":
-        raise InvalidRequest(
-            "tool_choice can only be auto or none: forcing a call needs constrained decoding, "
-            "which is not offered",
-            "tool_choice",
-        )
+        return (choice["function"]["name"],)
+    if choice == "required":
+        return names
     if settings.tool_call_parser is None:
         raise InvalidRequest(
             "tool_choice auto needs a server started with --enable-auto-tool-choice and "
             "--tool-call-parser; send tool_choice none to show the tools only",
             "tool_choice",
+        )
+    if any(tool["function"].get("strict") for tool in tools):
+        raise InvalidRequest(
+            "tools: strict is kept only where tool_choice is required or names a function", "tools"
         )
     return names
 

@@ -113,10 +113,21 @@ def _limited(logits: Array, vocab_limit: int | None) -> Array:
 
 
 def _change(logits: Array, rows: SamplingRows) -> Array:
-    """Add the biases, then the penalties."""
+    """Add the biases, then the penalties; then forbid what the masks leave out."""
     change = lambda: _penalise(_add_bias(logits, rows), rows)  # noqa: E731
     is_changed = jnp.any(rows.has_penalties) | jnp.any(rows.bias_values != 0.0)
-    return lax.cond(is_changed, change, lambda: logits)
+    logits = lax.cond(is_changed, change, lambda: logits)
+    return lax.cond(jnp.any(rows.is_masked), lambda: _mask(logits, rows), lambda: logits)
+
+
+def _mask(logits: Array, rows: SamplingRows) -> Array:
+    """Forbid the ids whose bit is not set in a masked row."""
+    num_rows, vocab = logits.shape
+    bit = jnp.arange(32, dtype=jnp.uint32)[None, None, :]
+    is_allowed = (rows.allowed[:, :, None] >> bit & jnp.uint32(1)) == 1
+    is_allowed = is_allowed.reshape(num_rows, rows.allowed.shape[1] * 32)[:, :vocab]
+    is_allowed = jnp.pad(is_allowed, ((0, 0), (0, vocab - is_allowed.shape[1])))
+    return jnp.where(is_allowed | ~rows.is_masked[:, None], logits, -jnp.inf)
 
 
 def _choose(logits: Array, rows: SamplingRows) -> Array:

@@ -1,5 +1,6 @@
 """SamplingRows: what is asked of each token to be drawn, packed into padded arrays."""
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from functools import cache
@@ -13,6 +14,9 @@ from paged_jax.host.request import Chunk, Sequence
 from paged_jax.pytree import pytree
 
 BIAS_LIMIT = 100.0
+Masks = Mapping[int, np.ndarray]
+NO_MASKS: Masks = {}
+Draw = tuple[Sequence, int]  # a sequence, and the choice of it that draws
 # The columns of `SamplingParams.settings`, and those of a row that asks for nothing.
 _DTYPES: dict[str, type] = {
     "temperature": np.float32,
@@ -42,6 +46,8 @@ class SamplingRows:
         history_lens: how many are valid.
         bias_ids: ids whose logits change; padding is id 0 with value 0.
         bias_values: what is added; -inf forbids the id.
+        is_masked: whether only ids in `allowed` may be drawn.
+        allowed: bit b of word w is id 32 w + b; ids beyond the last word are forbidden.
         num_logprobs: alternatives wanted; -1 wants no log-probabilities at all.
         is_plain: every row just takes its likeliest id. Static: such steps have a program of their
             own, without a branch that the device would have to decide on.
@@ -63,6 +69,8 @@ class SamplingRows:
     history_lens: Int[Array, " rows"]
     bias_ids: Int[Array, "rows biases"]
     bias_values: Float[Array, "rows biases"]
+    is_masked: Bool[Array, " rows"]
+    allowed: UInt32[Array, "rows words"]
     num_logprobs: Int[Array, " rows"]
     is_plain: bool = struct.field(pytree_node=False)
 
@@ -74,14 +82,16 @@ class RowShape:
     Attributes:
         context: longest prompt plus output, in tokens.
         biases: most ids one row may bias or forbid.
+        words: 32-bit words of a mask over the vocabulary.
     """
 
     rows: int
     context: int
     biases: int
+    words: int = 1
 
 
-def draws(chunks: Seq[Chunk]) -> list[tuple[Sequence, int]]:
+def draws(chunks: Seq[Chunk]) -> list[Draw]:
     """Return the (sequence, choice) of each draw of a step, in the order of `sample_at`."""
     return [
         (chunk.sequence, chunk.sequence.index + choice)
@@ -90,8 +100,12 @@ def draws(chunks: Seq[Chunk]) -> list[tuple[Sequence, int]]:
     ]
 
 
-def pack_rows(drawn: Seq[tuple[Sequence, int]], shape: RowShape) -> SamplingRows:
-    """Pack (sequence, choice) pairs into arrays of `shape`; choice i draws with seed + i."""
+def pack_rows(drawn: Seq[Draw], shape: RowShape, masks: Masks = NO_MASKS) -> SamplingRows:
+    """Pack (sequence, choice) pairs into arrays of `shape`; choice i draws with seed + i.
+
+    Args:
+        masks: [words] uint32 for each row that has one. It knows of `min_tokens` itself.
+    """
     assert len(drawn) <= shape.rows, f"{len(drawn)} draws do not fit {shape.rows} rows"
     table = np.tile(_NEUTRAL, (shape.rows, 1))
     if drawn:
@@ -103,8 +117,9 @@ def pack_rows(drawn: Seq[tuple[Sequence, int]], shape: RowShape) -> SamplingRows
     positions: Any = np.zeros(shape.rows, np.int32)
     positions[: len(drawn)] = [sequence.num_tokens + sequence.num_pending for sequence, _ in drawn]
     history, prompt_lens, history_lens = _pack_history(drawn, shape)
-    biases = [_bias(sequence) for sequence, _ in drawn]
+    biases = [_bias(sequence, row in masks) for row, (sequence, _) in enumerate(drawn)]
     bias_ids, bias_values = _pack_biases(biases, shape)
+    is_masked, allowed = _pack_masks(masks, shape)
     return SamplingRows(
         **columns,
         keys=_pack_keys(drawn, shape),
@@ -114,7 +129,9 @@ def pack_rows(drawn: Seq[tuple[Sequence, int]], shape: RowShape) -> SamplingRows
         history_lens=history_lens,
         bias_ids=bias_ids,
         bias_values=bias_values,
-        is_plain=not any(biases) and _is_plain(**columns),
+        is_masked=is_masked,
+        allowed=allowed,
+        is_plain=not any(biases) and not masks and _is_plain(**columns),
     )
 
 
@@ -124,7 +141,7 @@ def _is_plain(
     return bool(np.all(is_greedy & ~has_penalties & (num_logprobs < 0)))
 
 
-def _pack_keys(drawn: Seq[tuple[Sequence, int]], shape: RowShape) -> Any:
+def _pack_keys(drawn: Seq[Draw], shape: RowShape) -> Any:
     """Seeds modulo 2**64 as (high, low) words."""
     seeds = [(sequence.request.seed + choice) % (1 << 64) for sequence, choice in drawn]
     words = np.array(seeds, np.uint64)
@@ -133,7 +150,7 @@ def _pack_keys(drawn: Seq[tuple[Sequence, int]], shape: RowShape) -> Any:
     return keys
 
 
-def _pack_history(drawn: Seq[tuple[Sequence, int]], shape: RowShape) -> tuple[Any, Any, Any]:
+def _pack_history(drawn: Seq[Draw], shape: RowShape) -> tuple[Any, Any, Any]:
     """Ids, prompt lengths and lengths; the shared zeros when no row has penalties."""
     prompt_lens, history_lens = np.zeros((2, shape.rows), np.int32)
     penalised = [
@@ -164,17 +181,29 @@ def _pack_biases(biases: Seq[dict[int, float]], shape: RowShape) -> tuple[Any, A
     return ids, values
 
 
-def _bias(sequence: Sequence) -> dict[int, float]:
+def _pack_masks(masks: Masks, shape: RowShape) -> tuple[Any, Any]:
+    """Which rows have a mask, and the masks; the shared zeros when there are none."""
+    if not masks:
+        return _zeros(shape.rows, 1, np.bool_)[:, 0], _zeros(shape.rows, shape.words, np.uint32)
+    is_masked = np.zeros(shape.rows, np.bool_)
+    allowed = np.zeros((shape.rows, shape.words), np.uint32)
+    rows = list(masks)
+    is_masked[rows], allowed[rows] = True, np.stack(list(masks.values()))
+    return is_masked, allowed
+
+
+def _bias(sequence: Sequence, is_masked: bool) -> dict[int, float]:
     """What is added to which logits: `logit_bias`, and -inf for ends that `min_tokens` forbids."""
     request, params = sequence.request, sequence.request.sampling
     num_output = len(sequence.output) + sequence.num_pending
-    if not params.logit_bias and num_output >= params.min_tokens:
+    is_too_short = num_output < params.min_tokens and not is_masked
+    if not params.logit_bias and not is_too_short:
         return {}
     bias = {
         token: max(-BIAS_LIMIT, min(BIAS_LIMIT, value))
         for token, value in (params.logit_bias or {}).items()
     }
-    if num_output < params.min_tokens:
+    if is_too_short:
         bias |= dict.fromkeys((*request.eos_ids, *params.stop_ids), -np.inf)
     return bias
 

@@ -174,9 +174,9 @@ class ScheduledStep:
 
     @property
     def needs_reading(self) -> bool:
-        """Whether the next step needs its draws on the host: penalties count every token."""
+        """Whether the next step needs its draws on the host: for penalties, grammars and so on."""
         drawing = (c.sequence.request.sampling for c in self.chunks if c.num_samples)
-        return any(sampling.has_penalties for sampling in drawing)
+        return any(sampling.reads_output for sampling in drawing)
 
     def mark_pending(self) -> None:
         """Let the running sequences know that what they draw here has not reached the host."""

@@ -1,18 +1,30 @@
 """SamplingParams: how a prompt is to be continued, checked field by field as it is made."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeGuard, cast
+from typing import cast
 
+from paged_jax.host.field_checks import (
+    check_ids,
+    check_number,
+    is_number,
+    is_text,
+    mapping,
+    show,
+    unique,
+)
 from paged_jax.host.invalid_request import InvalidRequest
+from paged_jax.host.structured_outputs import StructuredOutputsParams
 
 MAX_N = 128
 MAX_STOP_STRINGS = 4
 MAX_STOP_LEN = 1024
 MAX_STOP_IDS = 1024
 MAX_BIAS_IDS = 1024
+MAX_ALLOWED_IDS = 1024
+MAX_BAD_WORDS = 128
+MAX_BAD_WORD_LEN = 256
 GREEDY_BELOW = 1e-5
 
 
@@ -42,6 +54,9 @@ class SamplingParams:
         prompt_logprobs: the same for the prompt's tokens; such a request does not read the prefix
             cache.
         logit_bias: added to the logits of these ids, clamped to [-100, 100].
+        allowed_token_ids: only these are drawn, the end of the sequence too only if listed.
+        bad_words: texts whose token sequences, alone or after a space, are not drawn.
+        structured_outputs: the form the answer must have.
     """
 
     n: int = 1
@@ -64,11 +79,14 @@ class SamplingParams:
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
     logit_bias: Mapping[int, float] | None = None
+    allowed_token_ids: tuple[int, ...] | list[int] | None = None
+    bad_words: tuple[str, ...] | list[str] | None = None
+    structured_outputs: StructuredOutputsParams | None = None
 
     def __post_init__(self) -> None:
         self._normalise()
         for name, (kind, low, high) in RANGES.items():
-            _check_number(name, getattr(self, name), kind, low, high, optional=name in _OPTIONAL)
+            check_number(name, getattr(self, name), kind, low, high, optional=name in _OPTIONAL)
         for name in (
             "ignore_eos",
             "detokenize",
@@ -77,10 +95,11 @@ class SamplingParams:
         ):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidRequest(
-                    f"{name} must be true or false, not {_show(getattr(self, name))}", name
+                    f"{name} must be true or false, not {show(getattr(self, name))}", name
                 )
         self._check_stops()
-        self._check_stop_ids()
+        check_ids("stop_token_ids", self.stop_ids, MAX_STOP_IDS)
+        self._check_masks()
         self._check_bias()
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequest(
@@ -91,9 +110,12 @@ class SamplingParams:
     def _normalise(self) -> None:
         """Bring the accepted spellings of a value to one."""
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop
-        self._put("stop", _unique("stop", stop))
-        self._put("stop_token_ids", _unique("stop_token_ids", self.stop_token_ids))
-        self._put("logit_bias", _mapping("logit_bias", self.logit_bias))
+        self._put("stop", unique("stop", stop))
+        self._put("stop_token_ids", unique("stop_token_ids", self.stop_token_ids))
+        self._put("bad_words", unique("bad_words", self.bad_words))
+        if self.allowed_token_ids is not None:
+            self._put("allowed_token_ids", unique("allowed_token_ids", self.allowed_token_ids))
+        self._put("logit_bias", mapping("logit_bias", self.logit_bias))
         if self.top_k == -1:
             self._put("top_k", 0)
         if self.seed == -1:
@@ -112,26 +134,14 @@ class SamplingParams:
                 f"stop takes at most {MAX_STOP_STRINGS} strings, not {len(stops)}", "stop"
             )
         for text in stops:
-            if not _is_text(text):
-                raise InvalidRequest(f"stop must hold non-empty strings, not {_show(text)}", "stop")
+            if not is_text(text):
+                raise InvalidRequest(f"stop must hold non-empty strings, not {show(text)}", "stop")
             if len(text) > MAX_STOP_LEN:
                 raise InvalidRequest(
                     f"a stop string has at most {MAX_STOP_LEN} characters, not {len(text)}", "stop"
                 )
         if stops and not self.detokenize:
             raise InvalidRequest("stop strings need detokenize=True", "stop")
-
-    def _check_stop_ids(self) -> None:
-        ids = self.stop_ids
-        if len(ids) > MAX_STOP_IDS:
-            raise InvalidRequest(
-                f"stop_token_ids takes at most {MAX_STOP_IDS} ids, not {len(ids)}", "stop_token_ids"
-            )
-        for token in ids:
-            if type(token) is not int or token < 0:
-                raise InvalidRequest(
-                    f"stop_token_ids must hold token ids, not {_show(token)}", "stop_token_ids"
-                )
 
     def _check_bias(self) -> None:
         bias = self.logit_bias or {}
@@ -142,11 +152,38 @@ class SamplingParams:
         for token, value in bias.items():
             if type(token) is not int or token < 0:
                 raise InvalidRequest(
-                    f"logit_bias must map token ids, not {_show(token)}", "logit_bias"
+                    f"logit_bias must map token ids, not {show(token)}", "logit_bias"
                 )
-            if not _is_number(value, float):
+            if not is_number(value, float):
                 raise InvalidRequest(
-                    f"logit_bias of {token} must be a number, not {_show(value)}", "logit_bias"
+                    f"logit_bias of {token} must be a number, not {show(value)}", "logit_bias"
+                )
+
+    def _check_masks(self) -> None:
+        """Check what forbids ids."""
+        allowed = self.allowed_token_ids
+        wanted = cast("object", self.structured_outputs)
+        if wanted is not None and not isinstance(wanted, StructuredOutputsParams):
+            raise InvalidRequest(
+                f"structured_outputs must be StructuredOutputsParams, not {show(wanted)}",
+                "structured_outputs",
+            )
+        if allowed is not None:
+            check_ids("allowed_token_ids", tuple(allowed), MAX_ALLOWED_IDS)
+            if not allowed or wanted is not None:
+                problem = "must not be empty" if wanted is None else "excludes structured outputs"
+                raise InvalidRequest(f"allowed_token_ids {problem}", "allowed_token_ids")
+        words = self.bad_words or ()
+        if len(words) > MAX_BAD_WORDS:
+            raise InvalidRequest(
+                f"bad_words takes at most {MAX_BAD_WORDS} words, not {len(words)}", "bad_words"
+            )
+        for word in words:
+            if not is_text(word) or len(word) > MAX_BAD_WORD_LEN:
+                raise InvalidRequest(
+                    f"bad_words must hold texts of 1 to {MAX_BAD_WORD_LEN} characters, "
+                    f"not {show(word)}",
+                    "bad_words",
                 )
 
     @property
@@ -185,6 +222,11 @@ class SamplingParams:
         return self.temperature < GREEDY_BELOW or self.top_p == 0 or self.top_k == 1
 
     @cached_property
+    def reads_output(self) -> bool:
+        """Whether a draw depends on the ids drawn before it, other than through the model."""
+        return bool(self.has_penalties or self.structured_outputs or self.bad_words)
+
+    @cached_property
     def has_penalties(self) -> bool:
         """Whether logits depend on the tokens so far."""
         return bool(
@@ -210,53 +252,3 @@ RANGES: dict[str, tuple[type, float, float]] = {
     "prompt_logprobs": (int, 0, _INT64),
 }
 _OPTIONAL = {"seed", "max_tokens", "logprobs", "prompt_logprobs"}
-
-
-def _check_number(
-    name: str, value: object, kind: type, low: float, high: float, *, optional: bool
-) -> None:
-    """Raise InvalidRequest unless value is a finite number of `kind` in [low, high]."""
-    if value is None and optional:
-        return
-    if not _is_number(value, kind):
-        wanted = "a whole number" if kind is int else "a finite number"
-        raise InvalidRequest(f"{name} must be {wanted}, not {_show(value)}", name)
-    if not low <= value <= high:
-        raise InvalidRequest(f"{name} must be between {low} and {high}, not {_show(value)}", name)
-
-
-def _is_number(value: object, kind: type) -> TypeGuard[float]:
-    """Whether value is a whole number, or, where `kind` is float, any finite one."""
-    return type(value) is int or (kind is float and type(value) is float and math.isfinite(value))
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str) and value != ""
-
-
-def _unique(name: str, values: object) -> tuple[object, ...]:
-    """The values of a list in order, each once; None is an empty list."""
-    if values is None:
-        return ()
-    if isinstance(values, list | tuple):
-        try:
-            return tuple(dict.fromkeys(cast("list[object]", values)))
-        except TypeError:  # a value that cannot be hashed: a list, an object
-            pass
-    shown = _show(cast("object", values))
-    raise InvalidRequest(f"{name} must be a list of plain values, not {shown}", name)
-
-
-def _mapping(name: str, value: object) -> dict[object, object]:
-    """A copy of a mapping; None is an empty one."""
-    if value is None:
-        return {}
-    if not isinstance(value, Mapping):
-        raise InvalidRequest(f"{name} must map keys to values, not {_show(value)}", name)
-    return dict(cast("Mapping[object, object]", value))
-
-
-def _show(value: object) -> str:
-    """A short repr for error messages: large inputs are never echoed."""
-    text = repr(value)[:200]
-    return text if len(text) < 80 else text[:77] + "..."

@@ -16,6 +16,8 @@ class Reading:
         calls: how calls are written; None if they are not looked for.
         names: the functions that may be called; whatever names another is text.
         is_single: only the first call is told.
+        is_forced: one of the functions must be called.
+        is_named: the one function that may be called was named by the user.
     """
 
     is_inside: bool | None = None
@@ -23,6 +25,8 @@ class Reading:
     calls: CallFormat | None = None
     names: tuple[str, ...] = ()
     is_single: bool = False
+    is_forced: bool = False
+    is_named: bool = False
 
 
 PLAIN = Reading()

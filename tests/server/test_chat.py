@@ -69,7 +69,7 @@ def test_template_variables_and_shown_tools_reach_the_template(served: Served):
         ({"tools": [{"type": "function"}], "tool_choice": "none"}, "tools"),
         ({"tools": "weather"}, "tools"),
         ({"functions": [{"name": "f"}]}, "functions"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
         ({"chat_template": "{{ x }}"}, "chat_template"),
         ({"chat_template_kwargs": 5}, "chat_template_kwargs"),
         ({"top_logprobs": 2}, "top_logprobs"),

@@ -114,16 +114,33 @@ def test_harmless_fields_change_nothing(served: Served):
     assert text_of(body) == "abca"
 
 
+@pytest.mark.parametrize(
+    "fields, kind",
+    [
+        ({"response_format": {"type": "json_object"}}, "json_object"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"a": 1}}}}, "json"),
+        ({"structured_outputs": {"choice": ["a", "b"]}}, "choice"),
+        ({"structured_outputs": {"regex": "a", "disable_any_whitespace": True}}, "regex"),
+    ],
+)
+def test_form_of_the_answer_reaches_the_engine(served: Served, fields, kind):
+    served.complete("ab", max_tokens=1, **fields)
+    wanted = served.engine.asked[-1][0].structured_outputs
+    assert wanted.kind == kind and wanted.after_reasoning is None
+
+
 def test_fields_reach_the_engine(served: Served):
     fields = {
         "temperature": 0.5, "top_p": 0.9, "top_k": 7, "min_p": 0.1, "seed": -5, "stop": "zz",
         "presence_penalty": 1, "frequency_penalty": -1, "repetition_penalty": 1.5, "min_tokens": 1,
+        "allowed_token_ids": [97, 98], "bad_words": ["x"],
         "logit_bias": {"5": 1}, "include_stop_str_in_output": True, "skip_special_tokens": False,
     }  # fmt: skip
     served.complete("ab", max_tokens=2, priority=-3, cache_salt="salt", **fields)
     params, priority, salt = served.engine.asked[-1]
     assert (priority, salt) == (-3, "salt")
     expected = fields | {"stop": ("zz",), "logit_bias": {5: 1}}
+    expected |= {"allowed_token_ids": (97, 98), "bad_words": ("x",)}
     assert {name: getattr(params, name) for name in fields} == expected
 
 

@@ -130,7 +130,8 @@ def test_failure_within_a_stream_is_an_event(slow: Served):
         ({"background": True}, "background"),
         ({"include": ["message.output_text.logprobs"]}, "include"),
         ({"truncation": "auto"}, "truncation"),
-        ({"text": {"format": {"type": "json_object"}}}, "text.format"),
+        ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
+        ({"text": {"format": {"type": "json_schema"}}}, "text.format"),
         ({"reasoning": {"summary": "detailed"}}, "reasoning.summary"),
         ({"reasoning": {"effort": "huge"}}, "reasoning.effort"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
@@ -138,7 +139,6 @@ def test_failure_within_a_stream_is_an_event(slow: Served):
         ({"temperature": 3}, "temperature"),
         ({"tools": [{"type": "web_search"}]}, "tools"),
         ({"tools": [TOOL | {"strict": True}]}, "tools"),
-        ({"tools": [TOOL], "tool_choice": "required"}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "g"}}, "tool_choice"),
         ({"input": None}, "input"),
         ({"input": []}, "input"),
@@ -154,6 +154,14 @@ def test_failure_within_a_stream_is_an_event(slow: Served):
 )
 def test_field_at_fault_is_named_as_it_is_called_here(agent: Served, fields, param):
     assert agent.refused(PATH, **{"input": "Hi"} | fields)["param"] == param
+
+
+def test_form_reaches_the_engine_and_is_told(agent: Served):
+    form = {"format": {"type": "json_schema", "name": "s", "schema": {"type": "null"}}}
+    body = ask(agent, "Hi", text=form, max_output_tokens=1)
+    wanted = agent.engine.asked[-1][0].structured_outputs
+    assert json.loads(wanted.json) == {"type": "null"} and wanted.after_reasoning
+    assert body["text"] == form
 
 
 def test_sdk_whole(sdk):

@@ -95,6 +95,9 @@ def test_logprobs_of_every_token_are_streamed(agent: Served):
     assert sum(entries) == 60 == sum(len(c["token_ids"]) for c in choices)
 
 
+FORM = {"response_format": {"type": "json_object"}}
+
+
 def with_tool(**changes):
     return [{"type": "function", "function": {"name": "f"} | changes}]
 
@@ -102,8 +105,12 @@ def with_tool(**changes):
 @pytest.mark.parametrize(
     "fields, param, word",
     [
-        ({"tools": [TOOL], "tool_choice": "required"}, "tool_choice", "constrained"),
-        ({"tools": [TOOL], "tool_choice": NAMED}, "tool_choice", "constrained"),
+        ({"tools": [TOOL], "tool_choice": NAMED} | FORM, "response_format", "only one"),
+        (
+            {"tools": with_tool(parameters={"type": "null"}), "tool_choice": NAMED},
+            "tools",
+            "object",
+        ),
         ({"tools": with_tool(name="g"), "tool_choice": NAMED}, "tool_choice", "not in tools"),
         ({"tools": [TOOL], "tool_choice": "perhaps"}, "tool_choice", "named function"),
         ({"tool_choice": "auto"}, "tool_choice", "needs tools"),
@@ -114,7 +121,7 @@ def with_tool(**changes):
         ({"tools": with_tool(name="a b")}, "tools", "name"),
         ({"tools": with_tool(name="x" * 65)}, "tools", "64"),
         ({"tools": with_tool(parameters=[])}, "tools", "object"),
-        ({"tools": with_tool(strict=True)}, "tools", "strict is not offered"),
+        ({"tools": with_tool(strict=True)}, "tools", "strict"),
         ({"tools": with_tool(description="x" * (1 << 18))}, "tools", "262144"),
         ({"tools": with_tool(parameters=json.loads('{"a":' * 70 + "1" + "}" * 70))}, "tools", "64"),
     ],
@@ -123,6 +130,21 @@ def with_tool(**changes):
 def test_impossible_tools_are_refused(agent: Served, fields, param, word):
     error = agent.refused(CHAT, messages=messages_of("Hi"), **fields)
     assert error["param"] == param and word in error["message"]
+
+
+@pytest.mark.parametrize("choice, reason", [("required", "tool_calls"), (NAMED, "stop")])
+def test_forced_call_is_a_grammar_for_the_engine(served: Served, choice, reason):
+    tools = [TOOL, {"type": "function", "function": {"name": "g"}}]
+    ask = {"tools": tools, "tool_choice": choice, "parallel_tool_calls": True}
+    answer = served.chat(f"{CALL}<|end|>", **ask)["choices"][0]
+    assert answer["finish_reason"] == reason and len(answer["message"]["tool_calls"]) == 1
+    grammar = served.engine.asked[-1][0].structured_outputs.grammar
+    assert ('\\"g\\"' in grammar) == ("call)*" in grammar) == (choice == "required")
+
+
+def test_form_of_a_reasoning_models_answer_comes_behind_its_reasoning(agent: Served):
+    agent.chat("a", max_tokens=1, **FORM)
+    assert agent.engine.asked[-1][0].structured_outputs.after_reasoning is True
 
 
 def test_auto_needs_the_servers_consent(served: Served):
