@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from paged_jax.async_engine import AsyncEngine
     from paged_jax.engine import Engine
     from paged_jax.engine_args import EngineArgs
+    from paged_jax.host.beams import BeamSearchParams
     from paged_jax.host.invalid_request import InvalidRequest
     from paged_jax.host.sampling_params import SamplingParams
     from paged_jax.host.structured_outputs import StructuredOutputsParams
@@ -29,6 +30,7 @@ IMPORTED_S = time.monotonic()  # where a program's start is timed from
 
 _HOMES = {
     "AsyncEngine": "paged_jax.async_engine",
+    "BeamSearchParams": "paged_jax.host.beams",
     "CompletionOutput": "paged_jax.outputs",
     "Engine": "paged_jax.engine",
     "EngineArgs": "paged_jax.engine_args",
@@ -44,6 +46,7 @@ _HOMES = {
 __all__ = [
     "LLM",
     "AsyncEngine",
+    "BeamSearchParams",
     "CompletionOutput",
     "Engine",
     "EngineArgs",

@@ -6,6 +6,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import replace
 
 from paged_jax.config import EngineConfig, ModelConfig
+from paged_jax.host.beams import check_width
 from paged_jax.host.invalid_request import InvalidRequest
 from paged_jax.host.request import Request
 from paged_jax.host.sampling_params import SamplingParams
@@ -41,6 +42,14 @@ def check_request(prompt: Seq[int], params: SamplingParams, config: EngineConfig
         )
     _check_ids(params, vocab)
     _check_logprobs(params, config.max_logprobs)
+
+
+def check_beams(params: SamplingParams, config: EngineConfig) -> None:
+    """Refuse beams for which too few candidates are given, or whose run could not be recorded."""
+    ends = () if params.ignore_eos else config.model.eos_token_ids
+    check_width(params.n, len(ends), config.max_logprobs)
+    if config.record is not None:
+        raise InvalidRequest("beam search is not offered while --record is on", "use_beam_search")
 
 
 def _check_ids(params: SamplingParams, vocab: int) -> None:

@@ -14,6 +14,7 @@ from paged_jax.config import (
     SchedulerConfig,
     cache_folder,
 )
+from paged_jax.device.draw_extras import LogitsProcessor
 from paged_jax.device.kv_pool import block_bytes, pool_struct
 from paged_jax.device.sharding import device_bytes_of, make_mesh
 from paged_jax.engine import Engine
@@ -34,11 +35,17 @@ DEFAULT_MAX_SEQS = 64
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
 
-def build_engine(args: EngineArgs, *, clock: PhaseClock | None = None) -> Engine:
+def build_engine(
+    args: EngineArgs,
+    *,
+    clock: PhaseClock | None = None,
+    logits_processor: LogitsProcessor | None = None,
+) -> Engine:
     """Load the model, size the KV pool, compile every program.
 
     Args:
         clock: started when the program was; None starts now.
+        logits_processor: compiled into every draw; see `DrawExtras`.
     Raises:
         OptionError: a setting is out of range or does not fit this model or machine.
         ModelError: the model cannot be found or read.
@@ -65,7 +72,13 @@ def build_engine(args: EngineArgs, *, clock: PhaseClock | None = None) -> Engine
     config = engine_config(args, on_devices, limits, source)
     ledger = size_pool(args, config, params)
     config = replace(config, cache=replace(config.cache, num_blocks=ledger.num_blocks))
-    engine = Engine(config, params, tokenizer, default_sampling=default_sampling(source))
+    engine = Engine(
+        config,
+        params,
+        tokenizer,
+        default_sampling=default_sampling(source),
+        logits_processor=logits_processor,
+    )
     clock.end("compile")
     ledger = ledger.with_programs(engine.programs.peak_bytes())
     jax.block_until_ready(engine.pool)
@@ -87,6 +100,7 @@ def engine_config(
         model_name=args.model or source.name,
         seed=args.seed,
         max_logprobs=min(args.max_logprobs, model.vocab_size),
+        logprobs_mode=args.logprobs_mode,
         enforce_eager=args.enforce_eager,
         async_scheduling=args.async_scheduling,
         mesh=mesh_shape(args),

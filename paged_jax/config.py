@@ -201,6 +201,7 @@ class EngineConfig:
     model_name: str = ""
     seed: int = 0
     max_logprobs: int = 20
+    logprobs_mode: str = "raw_logprobs"
     enforce_eager: bool = False
     async_scheduling: bool = True
     mesh: MeshShape = MeshShape()

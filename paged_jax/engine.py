@@ -10,20 +10,23 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 
 import jax
 
 from paged_jax.accounts import Accounts
-from paged_jax.admission import check_request, make_fork, make_request
+from paged_jax.admission import check_beams, check_request, make_fork, make_request
 from paged_jax.answers import Answer, LogprobTables
+from paged_jax.beam_answers import BeamSearches
 from paged_jax.config import EngineConfig
+from paged_jax.device.draw_extras import LogitsProcessor
 from paged_jax.device.kv_pool import init_pool
 from paged_jax.device.sampling import SampleOutput
 from paged_jax.device.sampling_rows import draws
 from paged_jax.device.step_batch import pack
 from paged_jax.host.forking import find_choice, first_tokens
 from paged_jax.host.recording import open_scheduler
-from paged_jax.host.request import Chunk, FinishReason, TokenDelta
+from paged_jax.host.request import Chunk, FinishReason, Request, TokenDelta
 from paged_jax.host.sampling_params import SamplingParams
 from paged_jax.host.trace import EngineObserver, EngineStats
 from paged_jax.launched import LaunchedStep
@@ -34,7 +37,7 @@ from paged_jax.prompt_scores import score_prompts
 from paged_jax.step import BackboneOutput
 from paged_jax.text.grammar import Grammar
 from paged_jax.text.tokenizer import Tokenizer
-from paged_jax.token_rules import RuleBook
+from paged_jax.token_rules import RuleBook, with_breakers
 
 logger = logging.getLogger("paged_jax")
 
@@ -57,12 +60,15 @@ class Engine:
         tokenizer: Tokenizer,
         *,
         default_sampling: dict[str, object] | None = None,
+        logits_processor: LogitsProcessor | None = None,
     ):
+        if logits_processor is not None:  # it may read every id
+            config = replace(config, async_scheduling=False)
         self.config, self.tokenizer = config, tokenizer
         self.default_sampling = default_sampling or {}
         self.startup: Mapping[str, float] = {}
         self.params = params
-        self.programs = Programs(config)
+        self.programs = Programs(config, logits_processor)
         self.rules = RuleBook(config.model, tokenizer)
         self.pool = init_pool(config.model, config.cache, self.programs.mesh)
         self.scheduler = open_scheduler(config)
@@ -72,6 +78,7 @@ class Engine:
         self._drawn: Drawn = self.programs.nothing_drawn()
         self._last_end_s = 0.0
         self._answers: dict[str, Answer] = {}
+        self._beams = BeamSearches(config.model.vocab_limit or config.model.vocab_size)
         self._failed: list[RequestDelta] = []  # not delivered yet
         self._accounts = Accounts()
 
@@ -86,6 +93,9 @@ class Engine:
     def _check_size(self, prompt: Seq[int], params: SamplingParams) -> None:
         check_request(prompt, params, self.config)
         self.scheduler.check_fits(len(prompt), params.n)
+        if params.beams is not None:
+            check_beams(params, self.config)
+            self.scheduler.check_beams_fit(len(prompt), params.max_tokens, params.n)
 
     def add(
         self,
@@ -114,9 +124,17 @@ class Engine:
             priority=priority,
             cache_salt=cache_salt,
         )
+        request = with_breakers(request, self.tokenizer)
         self.scheduler.add(request)
-        self._answers[request_id] = Answer(request, self.tokenizer)
-        self.rules.add(request, grammar)
+        self._adopt(request, grammar)
+
+    def _adopt(
+        self, request: Request, grammar: Grammar | None, *, begun: tuple[int, ...] = ()
+    ) -> None:
+        """Keep what is to be known of a request while it lives."""
+        self._answers[request.id] = Answer(request, self.tokenizer)
+        self.rules.add(request, grammar, begun=begun)
+        self._beams.add(request)
 
     def fork(
         self,
@@ -142,9 +160,9 @@ class Engine:
         request = make_fork(parent.request, prompt, params, self.config, request_id=new_id)
         self.check(prompt, request.sampling)
         begun = prompt[len(parent.request.prompt) :] if params is None else ()
+        request = with_breakers(request, self.tokenizer)
         self.scheduler.fork(request, parent)
-        self.rules.add(request, self.rules.compile(request.sampling), begun=tuple(begun))
-        self._answers[new_id] = Answer(request, self.tokenizer)
+        self._adopt(request, self.rules.compile(request.sampling), begun=tuple(begun))
 
     def abort(self, request_id: str) -> RequestDelta | None:
         """End a request in whatever state; return its last delta, None if it has ended already."""
@@ -232,20 +250,26 @@ class Engine:
         """Turn drawn tokens into the requests' deltas."""
         choices: defaultdict[str, list[ChoiceDelta]] = defaultdict(list)
         failed: list[RequestDelta] = []
+        searching: set[str] = set()
         for delta in drawn:
             answer = self._answers.get(delta.sequence.request.id)
             if answer is None:
                 continue  # another choice of the request failed in this step
             answer.note_token(delta.sequence.index, now_s)
+            if self._beams.offer(delta, tables):
+                searching.add(answer.request.id)
+                continue
             try:
                 choices[answer.request.id].append(self._choice(answer, delta, tables))
             except Exception as error:
                 logger.exception("Request %s failed", answer.request.id)
                 failed.append(self._fail(answer, type(error).__name__))
+        for key in searching:
+            choices[key] = self._beams.advance(self._answers[key], self.scheduler)
         alive = [
-            (self._answers[key], parts) for key, parts in choices.items() if key in self._answers
+            (self._answers[key], told) for key, told in choices.items() if key in self._answers
         ]
-        return [self._deliver(answer, parts) for answer, parts in alive] + failed
+        return [self._deliver(answer, told) for answer, told in alive if told] + failed
 
     def _fail(self, answer: Answer, cause: str) -> RequestDelta:
         """End one request whose answer cannot be made; the others go on."""
@@ -278,6 +302,7 @@ class Engine:
         if delta.finished:
             del self._answers[answer.request.id]
             self.rules.drop(answer.request.id)
+            self._beams.drop(answer.request.id)
             record = answer.record(time.monotonic())
             for observer in self._accounts.observers:
                 observer.on_finish(record)

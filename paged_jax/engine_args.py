@@ -9,6 +9,7 @@ from typing import Any
 from paged_jax.config import OptionError
 
 POLICIES = ("fcfs", "priority", "shortest", "fair", "prefix", "MODULE:CLASS")
+LOGPROBS_MODES = ("raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits")
 KV_CACHE_DTYPES = ("auto", "bfloat16", "float32", "int8", "fp8", "fp8_e4m3")
 
 
@@ -90,6 +91,11 @@ class EngineArgs:
         "auto", "auto, or dummy for random weights", choices=("auto", "dummy")
     )
     max_logprobs: int = option(20, "largest number of alternatives per token", low=0, high=1024)
+    logprobs_mode: str = option(
+        "raw_logprobs",
+        "what is told as log-probabilities: the model's own, or those that tokens are drawn from",
+        choices=LOGPROBS_MODES,
+    )
     record: str | None = option(
         None,
         "file to write what arrives, is scheduled and is drawn to, as JSON lines, for a replay",

@@ -10,11 +10,18 @@ from types import TracebackType
 from tqdm import tqdm
 
 from paged_jax.build import build_engine
+from paged_jax.device.draw_extras import LogitsProcessor
 from paged_jax.engine import Engine
 from paged_jax.engine_args import EngineArgs
+from paged_jax.host.beams import BeamSearchParams
 from paged_jax.host.invalid_request import InvalidRequest
-from paged_jax.host.sampling_params import SamplingParams
-from paged_jax.outputs import CompletionOutput, RequestOutput
+from paged_jax.host.sampling_params import SamplingParams, beam_sampling
+from paged_jax.outputs import (
+    BeamSearchOutput,
+    BeamSearchSequence,
+    CompletionOutput,
+    RequestOutput,
+)
 from paged_jax.text.tokenizer import Tokenizer
 
 Prompt = str | Seq[int] | Mapping[str, object]
@@ -49,9 +56,15 @@ class LLM:
         ModelError: the model cannot be found or read (a ValueError).
     """
 
-    def __init__(self, model: str | None = None, **options: object):
+    def __init__(
+        self,
+        model: str | None = None,
+        *,
+        logits_processor: LogitsProcessor | None = None,
+        **options: object,
+    ):
         args = EngineArgs.of(model=None if model is None else str(model), **options)
-        self.engine: Engine = build_engine(args)
+        self.engine: Engine = build_engine(args, logits_processor=logits_processor)
         self._lock = threading.Lock()
 
     def get_tokenizer(self) -> Tokenizer:
@@ -110,6 +123,30 @@ class LLM:
             )
             encoded.append(_Encoded(None, ids))
         return self._run(encoded, sampling_params, use_tqdm=use_tqdm)
+
+    def beam_search(
+        self, prompts: Prompt | Seq[Prompt], params: BeamSearchParams, *, use_tqdm: bool = False
+    ) -> list[BeamSearchOutput]:
+        """Find the `beam_width` likeliest answers to each prompt; prompts are as in `generate`.
+
+        Beams share the blocks of what they have in common. Raises as `generate`.
+        """
+        encoded = [self._encode(prompt) for prompt in _listed(prompts)]
+        outputs = self._run(encoded, beam_sampling(params), use_tqdm=use_tqdm)
+        return [
+            BeamSearchOutput([self._beam(output, i) for i in range(params.beam_width)])
+            for output in outputs
+        ]
+
+    def _beam(self, output: RequestOutput, index: int) -> BeamSearchSequence:
+        choice = output.outputs[index]
+        tokens = output.prompt_token_ids + choice.token_ids
+        text = (
+            output.prompt or self.engine.tokenizer.decode(output.prompt_token_ids)
+        ) + choice.text
+        logprob, tables = choice.cumulative_logprob or 0.0, choice.logprobs or []
+        reasons = (choice.finish_reason, choice.stop_reason)
+        return BeamSearchSequence(tokens, text, logprob, tables, *reasons)
 
     def _encode(self, prompt: Prompt) -> _Encoded:
         salt = None

@@ -127,6 +127,31 @@ class CompletionOutput:
             self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
 
 
+@dataclass(frozen=True)
+class BeamSearchSequence:
+    """One answer of a beam search.
+
+    Attributes:
+        tokens: prompt and answer.
+        text: of both.
+        cum_logprob: sum of the answer's log-probabilities.
+    """
+
+    tokens: list[int]
+    text: str
+    cum_logprob: float
+    logprobs: list[PositionLogprobs]
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+
+@dataclass(frozen=True)
+class BeamSearchOutput:
+    """The answers to one prompt, best first."""
+
+    sequences: list[BeamSearchSequence]
+
+
 @dataclass
 class RequestOutput:
     """The answer to one prompt."""

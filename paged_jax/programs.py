@@ -24,12 +24,14 @@ import numpy as np
 from tqdm import tqdm
 
 from paged_jax.config import EngineConfig
+from paged_jax.device.draw_extras import DrawExtras, LogitsProcessor
 from paged_jax.device.kv_pool import KVPool, copy_blocks, pool_dtype
 from paged_jax.device.sampling import SampleOutput
 from paged_jax.device.sampling_rows import Draw, Masks, RowShape, SamplingRows, pack_rows
 from paged_jax.device.sharding import POOL, REPLICATED, jit_on, make_mesh
 from paged_jax.device.step_batch import BatchShape, StepBatch, empty_batch
 from paged_jax.host.buckets import pick, row_buckets, token_buckets
+from paged_jax.host.dry import MAX_DRY_IDS
 from paged_jax.host.sampling_params import MAX_BIAS_IDS, MAX_STOP_IDS
 from paged_jax.models.params import ModelParams
 from paged_jax.step import BackboneOutput, backbone, draw, score
@@ -90,8 +92,10 @@ class Programs:
         compile_seconds: of each program, by what it is and its padded size.
     """
 
-    def __init__(self, config: EngineConfig):
+    def __init__(self, config: EngineConfig, processor: LogitsProcessor | None = None):
         self.config = config
+        self._has_processor = processor is not None
+        extras = DrawExtras(config.logprobs_mode, processor)
         limits = config.scheduler
         has_kernels = config.model.is_packed and pool_dtype(config.model, config.cache) in FLOATS
         smallest = 1 if has_kernels else 2
@@ -99,7 +103,7 @@ class Programs:
         self.row_buckets = row_buckets(limits.max_seqs)
         model, scored = config.model, config.max_logprobs
         self._backbone = partial(backbone, config=model)
-        self._draw = partial(draw, config=model, max_logprobs=scored)
+        self._draw = partial(draw, config=model, max_logprobs=scored, extras=extras)
         self._score = partial(score, config=model, max_logprobs=scored)
         self.mesh = make_mesh(config.mesh)
         self._compiled: dict[ProgramKey, Any] = {}
@@ -121,10 +125,12 @@ class Programs:
         return pack_rows(drawn, self._row_shape(len(drawn)), masks)
 
     def _row_shape(self, num_rows: int) -> RowShape:
-        biases = MAX_BIAS_IDS + MAX_STOP_IDS + len(self.config.model.eos_token_ids)
+        own = MAX_BIAS_IDS + MAX_DRY_IDS
+        biases = own + MAX_STOP_IDS + len(self.config.model.eos_token_ids)
         context = self.config.scheduler.max_model_len
         words = -(-self.config.model.vocab_size // 32)
-        return RowShape(pick(self.row_buckets, num_rows), context, biases, words)
+        rows = pick(self.row_buckets, num_rows)
+        return RowShape(rows, context, biases, words, self._has_processor)
 
     def lower_backbone(self, params: ModelParams, pool: KVPool, tokens: int) -> Any:
         """Trace the backbone for a token bucket; `pool` may be abstract."""

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from paged_jax.config import ModelConfig
+from paged_jax.device.draw_extras import NO_EXTRAS, DrawExtras
 from paged_jax.device.kv_pool import KVPool
 from paged_jax.device.sampling import SampleOutput, SamplingRows
 from paged_jax.device.sharded_sampling import sample_divided, score_divided
@@ -83,6 +84,7 @@ def draw(
     config: ModelConfig,
     *,
     max_logprobs: int,
+    extras: DrawExtras = NO_EXTRAS,
 ) -> tuple[SampleOutput, Int[Array, " max_rows"]]:
     """Project the first `rows` hidden states to the vocabulary and draw one token from each.
 
@@ -98,6 +100,7 @@ def draw(
             vocab_size=config.vocab_size,
             max_logprobs=max_logprobs,
             vocab_limit=config.vocab_limit,
+            extras=extras,
         )
     return out, jnp.pad(out.tokens, (0, sampled.shape[0] - num_rows))
 

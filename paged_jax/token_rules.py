@@ -7,7 +7,7 @@ grammar (or the list of allowed ids) outlives the forbidden words and the minimu
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -76,6 +76,18 @@ def spellings(word: str, tokenizer: Tokenizer) -> list[list[int]]:
     texts = [word, " " + word.lstrip()]
     spelled = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
     return [ids for ids in spelled if ids]
+
+
+def with_breakers(request: Request, tokenizer: Tokenizer) -> Request:
+    """Return the request with the last token of each text that DRY does not reach across."""
+    params = request.sampling
+    if not params.dry_multiplier:
+        return request
+    spelled = [
+        tokenizer.encode("a" + text, add_special_tokens=False)
+        for text in params.dry_sequence_breakers
+    ]
+    return replace(request, breaker_ids=frozenset(ids[-1] for ids in spelled))
 
 
 class RuleBook:

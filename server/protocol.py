@@ -11,6 +11,7 @@ from typing import Any
 from paged_jax.host.invalid_request import InvalidRequest
 from paged_jax.host.sampling_params import SamplingParams
 from paged_jax.text.answer_reader import PLAIN
+from server.beams import beam_params
 from server.call import AnswerOptions, Call, Prompt
 from server.errors import cut
 from server.logprobs import TokenSpelling
@@ -41,6 +42,12 @@ _PASSED_ON = (
     "stop_token_ids",
     "allowed_token_ids",
     "bad_words",
+    "xtc_probability",
+    "xtc_threshold",
+    "dry_multiplier",
+    "dry_base",
+    "dry_allowed_length",
+    "dry_sequence_breakers",
 )
 
 
@@ -162,6 +169,8 @@ def _sampling_params(
     echoed_logprobs: int | None = None,
 ) -> SamplingParams:
     """Build from the body, over the model's defaults; an echoed prompt may need logprobs too."""
+    if fields.get("use_beam_search"):
+        return beam_params(fields, answer, max_tokens=max_tokens)
     values: dict[str, Any] = dict(state.engine.default_sampling)
     values |= {name: fields.get(name) for name in _PASSED_ON if fields.has(name)}
     values |= {

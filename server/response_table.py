@@ -27,6 +27,7 @@ _SHARED = (
     "stream",
 )
 _FORMAT = STRUCTURE["response_format"]["properties"]
+_NOT_HERE = ("n", "use_beam_search", "length_penalty")
 _ITEM = ANY_OBJECT | {"description": "A message, a call, its output, or a reasoning."}
 _NAMED = obj({"type": IS_FUNCTION, "name": NAME}, "One function.", required=("type", "name"))
 _TOOL = obj({"type": IS_FUNCTION, **FUNCTION["properties"]}, "A tool.", required=("type", "name"))
@@ -90,7 +91,7 @@ _WITHOUT_EFFECT: Json = {
 def response_body(limits: Limits) -> Json:
     """Describe the body of /v1/responses."""
     known = ANSWER | CONVERSATION | CHOICE
-    fields = {name: field for name, field in SAMPLING.items() if name != "n"}
+    fields = {name: field for name, field in SAMPLING.items() if name not in _NOT_HERE}
     fields |= {name: known[name] for name in _SHARED}
     fields |= REQUEST | _REFUSED | _WITHOUT_EFFECT | _CONTENT
     fields["max_output_tokens"] = integer(1, limits.max_model_len, "The rest of the context.")

@@ -86,6 +86,18 @@ SAMPLING: Json = {
         "description": "Token id -> added to its logit.",
     },
     "n": _sampled("n", "Choices per prompt."),
+    "use_beam_search": boolean(False, "Answer with the n likeliest texts; not in streams."),
+    "xtc_probability": _sampled("xtc_probability", "How often XTC leaves out top choices."),
+    "xtc_threshold": _sampled("xtc_threshold", "The probability that makes a top choice."),
+    "dry_multiplier": _sampled("dry_multiplier", "DRY's penalty on repetitions; 0 is off."),
+    "dry_base": _sampled("dry_base", "To the power of a repetition's length."),
+    "dry_allowed_length": _sampled("dry_allowed_length", "Shorter repetitions are free."),
+    "dry_sequence_breakers": array(
+        string("A text.", low=1, high=MAX_BAD_WORD_LEN),
+        "Texts that no repetition reaches across.",
+        high=MAX_BAD_WORDS,
+    ),
+    "length_penalty": number(-10, 10, "Of beams: their length's exponent.") | {"default": 1.0},
     "allowed_token_ids": array(_TOKEN, "Only these are drawn.", low=1, high=MAX_ALLOWED_IDS),
     "bad_words": array(
         string("A text.", low=1, high=MAX_BAD_WORD_LEN),
@@ -133,7 +145,6 @@ _UNOFFERED: Json = {
     "prompt_embeds": unoffered(),
     "repetition_detection": unoffered(),
     "thinking_token_budget": unoffered(),
-    "use_beam_search": unoffered(False),
     "vllm_xargs": unoffered({}),
     "watermarking": unoffered(),
 }

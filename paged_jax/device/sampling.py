@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, Int
 from paged_jax.device import platform
 from paged_jax.device.cpu import kernels
 from paged_jax.device.cpu.argmax import argmax
+from paged_jax.device.draw_extras import NO_EXTRAS, DrawExtras, mask_logits, with_xtc
 from paged_jax.device.sampling_rows import SamplingRows
 from paged_jax.pytree import pytree
 
@@ -47,6 +48,7 @@ def sample(
     *,
     max_logprobs: int,
     vocab_limit: int | None = None,
+    extras: DrawExtras = NO_EXTRAS,
 ) -> SampleOutput:
     """Draw one token a row.
 
@@ -60,7 +62,8 @@ def sample(
     if rows.is_plain:
         return no_logprobs(first_largest(logits, limit=vocab_limit), max_logprobs)
     num_rows = logits.shape[0]
-    step = lambda args: _sample_tile(args[0], args[1], max_logprobs, vocab_limit)  # noqa: E731
+    limits = (max_logprobs, vocab_limit)
+    step = lambda args: _sample_tile(args[0], args[1], limits, extras)  # noqa: E731
     if num_rows <= ROW_TILE or num_rows % ROW_TILE or platform.target() != "cpu":
         return step((logits, rows))
     split = lambda leaf: leaf.reshape(-1, ROW_TILE, *leaf.shape[1:])  # noqa: E731
@@ -69,19 +72,36 @@ def sample(
 
 
 def _sample_tile(
-    logits: Array, rows: SamplingRows, max_logprobs: int, vocab_limit: int | None
+    logits: Array, rows: SamplingRows, limits: tuple[int, int | None], extras: DrawExtras
 ) -> SampleOutput:
-    tokens = _choose(_change(_limited(logits, vocab_limit), rows), rows)
+    max_logprobs, vocab_limit = limits
+    changed = _change(_limited(logits, vocab_limit), rows)
+    if extras.processor is not None:
+        changed = extras.processor(changed, rows)
+    tokens = _choose(changed, rows)
     empty = lambda: no_logprobs(tokens, max_logprobs)  # noqa: E731
-    wanted = lambda: position_logprobs(logits, tokens, max_logprobs)  # noqa: E731
+
+    def wanted() -> SampleOutput:
+        told = _drawn_from(changed, rows) if extras.is_processed else logits
+        is_normalised = extras.is_normalised
+        return position_logprobs(told, tokens, max_logprobs, is_normalised=is_normalised)
+
     return lax.cond(jnp.any(rows.num_logprobs >= 0), wanted, empty)
 
 
 def position_logprobs(
-    logits: Float[Array, "rows vocab"], targets: Int[Array, " rows"], max_logprobs: int
+    logits: Float[Array, "rows vocab"],
+    targets: Int[Array, " rows"],
+    max_logprobs: int,
+    *,
+    is_normalised: bool = True,
 ) -> SampleOutput:
-    """Return the log-probability and rank of each row's target, and the likeliest alternatives."""
-    norm = jax.nn.logsumexp(logits, axis=-1)
+    """Return the log-probability and rank of each row's target, and the likeliest alternatives.
+
+    Args:
+        is_normalised: if not, logits are given as they are.
+    """
+    norm = jax.nn.logsumexp(logits, axis=-1) if is_normalised else jnp.zeros(logits.shape[0])
     chosen = jnp.take_along_axis(logits, targets[:, None], axis=-1)
     rank = 1 + jnp.sum(logits > chosen, axis=-1, dtype=jnp.int32)
     top, top_ids = lax.top_k(logits, max_logprobs)
@@ -117,17 +137,7 @@ def _change(logits: Array, rows: SamplingRows) -> Array:
     change = lambda: _penalise(_add_bias(logits, rows), rows)  # noqa: E731
     is_changed = jnp.any(rows.has_penalties) | jnp.any(rows.bias_values != 0.0)
     logits = lax.cond(is_changed, change, lambda: logits)
-    return lax.cond(jnp.any(rows.is_masked), lambda: _mask(logits, rows), lambda: logits)
-
-
-def _mask(logits: Array, rows: SamplingRows) -> Array:
-    """Forbid the ids whose bit is not set in a masked row."""
-    num_rows, vocab = logits.shape
-    bit = jnp.arange(32, dtype=jnp.uint32)[None, None, :]
-    is_allowed = (rows.allowed[:, :, None] >> bit & jnp.uint32(1)) == 1
-    is_allowed = is_allowed.reshape(num_rows, rows.allowed.shape[1] * 32)[:, :vocab]
-    is_allowed = jnp.pad(is_allowed, ((0, 0), (0, vocab - is_allowed.shape[1])))
-    return jnp.where(is_allowed | ~rows.is_masked[:, None], logits, -jnp.inf)
+    return lax.cond(jnp.any(rows.is_masked), lambda: mask_logits(logits, rows), lambda: logits)
 
 
 def _choose(logits: Array, rows: SamplingRows) -> Array:
@@ -211,9 +221,17 @@ def _draw(logits: Array, rows: SamplingRows) -> Array:
     has_filter = (rows.top_k > 0) | (rows.top_p < 1.0) | (rows.min_p > 0.0)
     return lax.cond(
         jnp.any(has_filter & ~rows.is_greedy),
-        lambda: _draw_weighted(_filter(logits, weights, rows), uniform),
-        lambda: _draw_weighted(weights, uniform),
+        lambda: _draw_weighted(with_xtc(_filter(logits, weights, rows), rows), uniform),
+        lambda: _draw_weighted(with_xtc(weights, rows), uniform),
     )
+
+
+def _drawn_from(logits: Array, rows: SamplingRows) -> Array:
+    """The logits that tokens are drawn from: tempered, and without what the filters drop."""
+    weights = _weights(logits, jnp.max(logits, axis=-1), rows)
+    left = with_xtc(_filter(logits, weights, rows), rows)
+    tempered = jnp.where(left > 0.0, logits / rows.temperature[:, None], -jnp.inf)
+    return jnp.where(rows.is_greedy[:, None], logits, tempered)
 
 
 def _weights(logits: Array, top: Array, rows: SamplingRows) -> Array:

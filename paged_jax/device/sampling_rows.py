@@ -10,6 +10,7 @@ import numpy as np
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
+from paged_jax.host.dry import dry_penalties
 from paged_jax.host.request import Chunk, Sequence
 from paged_jax.pytree import pytree
 
@@ -29,8 +30,10 @@ _DTYPES: dict[str, type] = {
     "frequency": np.float32,
     "has_penalties": np.bool_,
     "num_logprobs": np.int32,
+    "xtc_probability": np.float32,
+    "xtc_threshold": np.float32,
 }
-_NEUTRAL = np.array([1, 0, 1, 0, True, 1, 0, 0, False, -1], np.float64)
+_NEUTRAL = np.array([1, 0, 1, 0, True, 1, 0, 0, False, -1, 0, 1], np.float64)
 
 
 @pytree
@@ -41,7 +44,8 @@ class SamplingRows:
         top_k: 0 is off.
         keys: the choice's seed as a raw threefry key, high word first.
         positions: the position the drawn token will have; only of padding rows it is 0.
-        history: ids of prompt and output, for rows with penalties; elsewhere empty.
+        history: ids of prompt and output, for rows with penalties (or a function of the user's);
+            elsewhere empty.
         prompt_lens: how many of the history are prompt.
         history_lens: how many are valid.
         bias_ids: ids whose logits change; padding is id 0 with value 0.
@@ -72,6 +76,8 @@ class SamplingRows:
     is_masked: Bool[Array, " rows"]
     allowed: UInt32[Array, "rows words"]
     num_logprobs: Int[Array, " rows"]
+    xtc_probability: Float[Array, " rows"]
+    xtc_threshold: Float[Array, " rows"]
     is_plain: bool = struct.field(pytree_node=False)
 
 
@@ -83,12 +89,14 @@ class RowShape:
         context: longest prompt plus output, in tokens.
         biases: most ids one row may bias or forbid.
         words: 32-bit words of a mask over the vocabulary.
+        has_histories: every row has its history, and none is plain.
     """
 
     rows: int
     context: int
     biases: int
     words: int = 1
+    has_histories: bool = False
 
 
 def draws(chunks: Seq[Chunk]) -> list[Draw]:
@@ -131,7 +139,7 @@ def pack_rows(drawn: Seq[Draw], shape: RowShape, masks: Masks = NO_MASKS) -> Sam
         bias_values=bias_values,
         is_masked=is_masked,
         allowed=allowed,
-        is_plain=not any(biases) and not masks and _is_plain(**columns),
+        is_plain=not (any(biases) or masks or shape.has_histories) and _is_plain(**columns),
     )
 
 
@@ -156,7 +164,7 @@ def _pack_history(drawn: Seq[Draw], shape: RowShape) -> tuple[Any, Any, Any]:
     penalised = [
         (row, sequence)
         for row, (sequence, _) in enumerate(drawn)
-        if sequence.request.sampling.has_penalties
+        if shape.has_histories or sequence.request.sampling.has_penalties
     ]
     if not penalised:
         return _zeros(shape.rows, shape.context, np.int32), prompt_lens, history_lens
@@ -196,16 +204,30 @@ def _bias(sequence: Sequence, is_masked: bool) -> dict[int, float]:
     """What is added to which logits: `logit_bias`, and -inf for ends that `min_tokens` forbids."""
     request, params = sequence.request, sequence.request.sampling
     num_output = len(sequence.output) + sequence.num_pending
+    dry = _dry(sequence) if params.dry_multiplier else {}
     is_too_short = num_output < params.min_tokens and not is_masked
-    if not params.logit_bias and not is_too_short:
+    if not params.logit_bias and not is_too_short and not dry:
         return {}
     bias = {
         token: max(-BIAS_LIMIT, min(BIAS_LIMIT, value))
         for token, value in (params.logit_bias or {}).items()
     }
+    for token, penalty in dry.items():
+        bias[token] = bias.get(token, 0.0) - penalty
     if is_too_short:
         bias |= dict.fromkeys((*request.eos_ids, *params.stop_ids), -np.inf)
     return bias
+
+
+def _dry(sequence: Sequence) -> dict[int, float]:
+    params = sequence.request.sampling
+    return dry_penalties(
+        sequence.tokens(0, sequence.num_tokens),
+        multiplier=params.dry_multiplier,
+        base=params.dry_base,
+        allowed_len=params.dry_allowed_length,
+        breakers=sequence.request.breaker_ids,
+    )
 
 
 @cache

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from paged_jax.device.draw_extras import NO_EXTRAS, DrawExtras
 from paged_jax.device.sampling import (
     SampleOutput,
     first_largest,
@@ -35,13 +36,14 @@ def sample_divided(
     vocab_size: int,
     max_logprobs: int,
     vocab_limit: int | None = None,
+    extras: DrawExtras = NO_EXTRAS,
 ) -> SampleOutput:
     """Draw as `sample` does from logits that may be divided among devices.
 
     Args:
         logits: this device's ids; those from `vocab_size` on, over all devices, are padding.
     """
-    whole = partial(sample, max_logprobs=max_logprobs, vocab_limit=vocab_limit)
+    whole = partial(sample, max_logprobs=max_logprobs, vocab_limit=vocab_limit, extras=extras)
     if tensor_size() == 1:
         return whole(logits, rows)
     if rows.is_plain:

@@ -65,3 +65,13 @@ def check_ids(name: str, ids: tuple[int, ...], most: int) -> None:
     for token in ids:
         if type(token) is not int or token < 0:
             raise InvalidRequest(f"{name} must hold token ids, not {show(token)}", name)
+
+
+def check_texts(name: str, texts: tuple[object, ...], most: int, most_len: int) -> None:
+    """Raise InvalidRequest unless all are texts that are not empty, and not too many or long."""
+    if len(texts) > most:
+        raise InvalidRequest(f"{name} takes at most {most} texts, not {len(texts)}", name)
+    for text in texts:
+        if not is_text(text) or len(str(text)) > most_len:
+            wanted = f"texts of 1 to {most_len} characters"
+            raise InvalidRequest(f"{name} must hold {wanted}, not {show(text)}", name)

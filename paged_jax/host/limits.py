@@ -28,3 +28,14 @@ def check_fits(prompt_len: int, n: int, config: SchedulerConfig, cache: CacheCon
             " (--max-num-seqs)",
             "n",
         )
+
+
+def check_beams_fit(width: int, num_tokens: int, cache: CacheConfig) -> None:
+    """Raise InvalidRequest for beams that may fill the pool: none can go on without the others."""
+    needed, num_usable = width * -(-num_tokens // cache.block_size), cache.num_blocks - 1
+    if needed > num_usable:
+        raise InvalidRequest(
+            f"{width} beams of {num_tokens} tokens may need {needed} KV blocks, but there are"
+            f" {num_usable}; use fewer beams or a smaller max_tokens",
+            "n",
+        )

@@ -132,7 +132,7 @@ def request_to_json(request: Request) -> dict[str, object]:
         value = getattr(request.sampling, spec.name)
         if value != getattr(default, spec.name):
             sampling[spec.name] = asdict(value) if spec.name in _RECORDS else value
-    return plain | {"sampling": sampling}
+    return plain | {"sampling": sampling, "breaker_ids": sorted(request.breaker_ids)}
 
 
 def request_from_json(plain: dict[str, Any]) -> Request:
@@ -144,6 +144,7 @@ def request_from_json(plain: dict[str, Any]) -> Request:
         kind = _RECORDS.get(name)
         sampling[name] = kind(**value) if kind else value
     made: dict[str, Any] = {"sampling": SamplingParams(**sampling)}
+    made["breaker_ids"] = frozenset(plain["breaker_ids"])
     for name in ("prompt", "eos_ids"):
         made[name] = tuple(plain[name])
     return Request(**(plain | made))

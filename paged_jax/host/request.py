@@ -36,6 +36,7 @@ class Request:
         seed: the seed in force (drawn from the operating system when the user gave none).
         max_tokens: the answer length in force, clamped to the room the context leaves; at least 1.
         eos_ids: the model's end-of-sequence ids.
+        breaker_ids: tokens that no repetition reaches across, for DRY.
         cache_salt: separates this request's prefix-cache content from others'.
         arrival_s: logical or monotonic time of arrival, in seconds.
     """
@@ -49,6 +50,7 @@ class Request:
     priority: int = 0
     cache_salt: str | None = None
     arrival_s: float = 0.0
+    breaker_ids: frozenset[int] = frozenset()
 
     @property
     def n(self) -> int:

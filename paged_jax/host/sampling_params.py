@@ -5,9 +5,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import cast
 
+from paged_jax.host.beams import BeamSearchParams
+from paged_jax.host.dry import DEFAULT_BREAKERS
 from paged_jax.host.field_checks import (
     check_ids,
     check_number,
+    check_texts,
     is_number,
     is_text,
     mapping,
@@ -57,6 +60,14 @@ class SamplingParams:
         allowed_token_ids: only these are drawn, the end of the sequence too only if listed.
         bad_words: texts whose token sequences, alone or after a space, are not drawn.
         structured_outputs: the form the answer must have.
+        xtc_probability: [0, 1]; how often the likeliest tokens, all but one of those that reach
+            `xtc_threshold`, are left out, after the other filters.
+        xtc_threshold: [0, 0.5] is of use.
+        dry_multiplier: 0 is off; a repetition of length k takes this * dry_base **
+            (k - dry_allowed_length) off the logit of the token that would go on with it.
+        dry_allowed_length: repetitions shorter than this are free.
+        dry_sequence_breakers: texts whose last token no repetition reaches across.
+        beams: the n answers are found by beam search; made by `beam_sampling`.
     """
 
     n: int = 1
@@ -82,6 +93,13 @@ class SamplingParams:
     allowed_token_ids: tuple[int, ...] | list[int] | None = None
     bad_words: tuple[str, ...] | list[str] | None = None
     structured_outputs: StructuredOutputsParams | None = None
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_sequence_breakers: tuple[str, ...] | list[str] = DEFAULT_BREAKERS
+    beams: BeamSearchParams | None = None
 
     def __post_init__(self) -> None:
         self._normalise()
@@ -112,7 +130,8 @@ class SamplingParams:
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop
         self._put("stop", unique("stop", stop))
         self._put("stop_token_ids", unique("stop_token_ids", self.stop_token_ids))
-        self._put("bad_words", unique("bad_words", self.bad_words))
+        for name in ("bad_words", "dry_sequence_breakers"):
+            self._put(name, unique(name, getattr(self, name)))
         if self.allowed_token_ids is not None:
             self._put("allowed_token_ids", unique("allowed_token_ids", self.allowed_token_ids))
         self._put("logit_bias", mapping("logit_bias", self.logit_bias))
@@ -173,18 +192,8 @@ class SamplingParams:
             if not allowed or wanted is not None:
                 problem = "must not be empty" if wanted is None else "excludes structured outputs"
                 raise InvalidRequest(f"allowed_token_ids {problem}", "allowed_token_ids")
-        words = self.bad_words or ()
-        if len(words) > MAX_BAD_WORDS:
-            raise InvalidRequest(
-                f"bad_words takes at most {MAX_BAD_WORDS} words, not {len(words)}", "bad_words"
-            )
-        for word in words:
-            if not is_text(word) or len(word) > MAX_BAD_WORD_LEN:
-                raise InvalidRequest(
-                    f"bad_words must hold texts of 1 to {MAX_BAD_WORD_LEN} characters, "
-                    f"not {show(word)}",
-                    "bad_words",
-                )
+        for name in ("bad_words", "dry_sequence_breakers"):
+            check_texts(name, getattr(self, name), MAX_BAD_WORDS, MAX_BAD_WORD_LEN)
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -201,7 +210,7 @@ class SamplingParams:
         """What a draw needs, as numbers, in the order in which `device.sampling_rows` reads them.
 
         Temperature, top_k, top_p, min_p, whether greedy; repetition, presence and frequency
-        penalty, whether any; number of log-probabilities, -1 for none.
+        penalty, whether any; number of log-probabilities, -1 for none; XTC's two.
         """
         return (
             self.temperature,
@@ -214,6 +223,8 @@ class SamplingParams:
             self.frequency_penalty,
             self.has_penalties,
             -1 if self.logprobs is None else self.logprobs,
+            self.xtc_probability,
+            self.xtc_threshold,
         )
 
     @property
@@ -224,7 +235,8 @@ class SamplingParams:
     @cached_property
     def reads_output(self) -> bool:
         """Whether a draw depends on the ids drawn before it, other than through the model."""
-        return bool(self.has_penalties or self.structured_outputs or self.bad_words)
+        own = (self.structured_outputs, self.bad_words, self.dry_multiplier, self.beams)
+        return bool(self.has_penalties or any(own))
 
     @cached_property
     def has_penalties(self) -> bool:
@@ -232,6 +244,24 @@ class SamplingParams:
         return bool(
             self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0
         )
+
+
+def beam_sampling(search: BeamSearchParams, *, logprobs: int | None = None) -> SamplingParams:
+    """Return the parameters of a request for beams.
+
+    Args:
+        logprobs: alternatives to be told with each token.
+    """
+    return SamplingParams(
+        n=search.beam_width,
+        temperature=0.0,
+        max_tokens=search.max_tokens,
+        ignore_eos=search.ignore_eos,
+        logprobs=logprobs or 0,
+        skip_special_tokens=search.skip_special_tokens,
+        include_stop_str_in_output=search.include_stop_str_in_output,
+        beams=search,
+    )
 
 
 _INT64 = 1 << 63
@@ -250,5 +280,10 @@ RANGES: dict[str, tuple[type, float, float]] = {
     "min_tokens": (int, 0, _INT64),
     "logprobs": (int, 0, _INT64),
     "prompt_logprobs": (int, 0, _INT64),
+    "xtc_probability": (float, 0, 1),
+    "xtc_threshold": (float, 0, 1),
+    "dry_multiplier": (float, 0, 100),
+    "dry_base": (float, 1, 100),
+    "dry_allowed_length": (int, 1, 4096),
 }
 _OPTIONAL = {"seed", "max_tokens", "logprobs", "prompt_logprobs"}

@@ -15,7 +15,7 @@ from paged_jax.host.blocks import BlockPool
 from paged_jax.host.ending import ending, num_ready
 from paged_jax.host.forking import num_shareable
 from paged_jax.host.invalid_request import InvalidRequest
-from paged_jax.host.limits import check_fits
+from paged_jax.host.limits import check_beams_fit, check_fits
 from paged_jax.host.plan import StepPlan
 from paged_jax.host.policies import Policy, check_queues, first_waiting, make_policy
 from paged_jax.host.prefix import PrefixCache
@@ -94,6 +94,11 @@ class Scheduler:
         """Raise InvalidRequest if such a request could never be served, however long it waited."""
         check_fits(prompt_len, n, self.config, self.cache)
 
+    def check_beams_fit(self, prompt_len: int, max_tokens: int | None, width: int) -> None:
+        """Raise InvalidRequest if the pool may be too small for so many beams side by side."""
+        num_tokens = min(prompt_len + (max_tokens or self._max_len), self._max_len)
+        check_beams_fit(width, num_tokens, self.cache)
+
     def add(self, request: Request) -> Sequence:
         """Queue a request and return its first sequence.
 
@@ -148,6 +153,9 @@ class Scheduler:
             self._prefix.publish(sequence)
         if not plan.preempted:
             self._admit_waiting(plan)
+        if not (plan.chunks or plan.preempted or ahead_of) and self._running:
+            # All that runs are beams whose siblings find no blocks: the last gives its own up.
+            self._preempt(max(self._running, key=lambda running: running.rank), plan)
         self.num_copies += len(plan.copies)
         return plan.close()
 
@@ -156,7 +164,7 @@ class Scheduler:
 
         Args:
             tokens: for each chunk of the step its `num_samples` ids. Those of sequences that were
-                ended or preempted while the step ran are ignored.
+                ended or preempted while the step ran are ignored. Beams wait for `branch`.
         """
         deltas: list[TokenDelta] = []
         next_row = 0
@@ -166,8 +174,27 @@ class Scheduler:
             next_row = rows.stop
             if drawn and chunk.sequence.status is Status.RUNNING:
                 choices = self._choices(chunk.sequence)
-                deltas += map(self._append, choices, drawn, rows)
+                is_beam = chunk.sequence.request.sampling.beams is not None
+                deltas += map(TokenDelta if is_beam else self._append, choices, drawn, rows)
         return deltas
+
+    def branch(self, request_id: str, picks: Seq[tuple[int, int]]) -> None:
+        """Replace the beams of a request by others, on the same blocks.
+
+        Args:
+            picks: for each new beam the index of the one it continues, and its next token.
+        """
+        old = self._live[request_id]
+        assert all(beam.status is Status.RUNNING for beam in old), "a beam has not been computed"
+        parents = {beam.index: beam for beam in old}
+        children = [self._child(parents[parent], index) for index, (parent, _) in enumerate(picks)]
+        for child, (parent, token) in zip(children, picks, strict=True):
+            child.output = [*parents[parent].output, token]
+        at = min(map(self._running.index, old))
+        self._running[at:at] = children
+        for beam in tuple(old):
+            self.finish(beam, FinishReason.STOP)
+        self._live[request_id] = children
 
     def abort(self, request_id: str) -> list[Sequence]:
         """End all sequences of a request and return them; an unknown id has ended already."""
@@ -230,7 +257,7 @@ class Scheduler:
         while not self._tables.can_grow(sequence, length):
             victim = max(self._running, key=lambda running: running.rank)
             self._preempt(victim, plan)
-            if victim is sequence:
+            if sequence.status is not Status.RUNNING:
                 return False
         return True
 
@@ -242,7 +269,16 @@ class Scheduler:
         plan.add(Chunk(sequence, start, length, num_samples), copy)
 
     def _preempt(self, sequence: Sequence, plan: StepPlan) -> None:
-        """Take a running sequence's blocks; its output stays and is computed again later."""
+        """Take a running sequence's blocks; its output stays and is computed again later.
+
+        Beams go together, as none can go on without the others.
+        """
+        for member in self.live(sequence.request.id):
+            is_gang = sequence.request.sampling.beams is not None
+            if member is sequence or (is_gang and member.status is Status.RUNNING):
+                self._give_up(member, plan)
+
+    def _give_up(self, sequence: Sequence, plan: StepPlan) -> None:
         plan.preempt(sequence)
         self._running.remove(sequence)
         self._tables.release(sequence)

@@ -47,7 +47,7 @@ WRONG = {
     ],
     "suffix": ["tail", 5],
     "best_of": [2, True, "x"],
-    "use_beam_search": [True, 0],
+    "use_beam_search": ["x", 0],
     "allowed_token_ids": [[], "x", [-1], [1.5], [1] * 1025],
     "bad_words": [[""], 5, ["x" * 257], ["x"] * 129],
     "structured_outputs": [
