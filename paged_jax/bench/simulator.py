@@ -35,6 +35,7 @@ from paged_jax.host.trace import RequestRecord, StepRecord
 if TYPE_CHECKING:
     from paged_jax.engine import Engine
 
+GOOD_FIT = 0.1  # root mean squared relative error
 LOAD = 0.7  # of the rate at which W3 was done, for the Poisson run
 
 
@@ -87,6 +88,8 @@ def main(arguments: list[str]) -> None:
     records = list(measure_steps(args, sizes, options))  # type: ignore[arg-type]
     fit = fit_cost([sample_of(record, args.max_num_batched_tokens) for record in records])
     print(f"{fit.cost}\nrms error {fit.rms_error:.1%}, largest {fit.max_error:.1%}")
+    if fit.rms_error > GOOD_FIT:
+        print("the times of the steps scatter: was the machine busy?")
     for found in compare(args, fit, options.num_prompts):
         print("\n".join(rows_of(found)), flush=True)
         if options.out:

@@ -2,6 +2,7 @@
 
 One JSON object a line. The first holds the scheduler's limits; the others are what was done to the
 scheduler, in order: add, fork, schedule, commit, finish, abort, reset. `host.replay` does it again.
+What is not among these, as restoring a snapshot, ends what can be replayed, and is noted.
 The file holds prompts and answers as token ids: whoever reads it reads them.
 """
 
@@ -14,7 +15,14 @@ from typing import Any, get_args
 from weakref import finalize
 
 from paged_jax.config import CacheConfig, EngineConfig, OptionError, SchedulerConfig
-from paged_jax.host.request import FinishReason, Request, ScheduledStep, Sequence, TokenDelta
+from paged_jax.host.request import (
+    FinishReason,
+    Request,
+    ScheduledStep,
+    Sequence,
+    Status,
+    TokenDelta,
+)
 from paged_jax.host.sampling_params import SamplingParams
 from paged_jax.host.scheduler import Scheduler
 
@@ -35,11 +43,13 @@ class RecordingScheduler(Scheduler):
         self._num_scheduled = 0
         self._numbers: dict[int, int] = {}  # of the steps not committed yet, by identity
         self._num_resets = 0
+        self._known: set[str] = set()  # requests whose beginning is in the file
         self._write("start", version=VERSION, limits=asdict(config), cache=asdict(cache))
 
     def add(self, request: Request) -> Sequence:
         """Queue a request, and write it down once it is taken."""
         sequence = super().add(request)
+        self._known.add(request.id)
         if not self._is_inside:
             self._write("add", request=request_to_json(request))
         return sequence
@@ -59,6 +69,7 @@ class RecordingScheduler(Scheduler):
         """Decide the next step."""
         now_s = time.monotonic()
         self._note_reset()
+        self._note_strangers()
         step = super().schedule(ahead_of=ahead_of)
         number, self._num_scheduled = self._num_scheduled, self._num_scheduled + 1
         ahead = self._numbers.get(id(ahead_of)) if ahead_of else None
@@ -89,7 +100,8 @@ class RecordingScheduler(Scheduler):
         self, sequence: Sequence, reason: FinishReason, stop_reason: int | str | None = None
     ) -> None:
         """End a sequence, as at a stop string."""
-        if not self._is_inside:
+        has_ended = sequence.status is Status.FINISHED  # as by length, with the same token
+        if not (self._is_inside or has_ended):
             self._write("finish", sequence=name_of(sequence), reason=reason, stop=stop_reason)
         super().finish(sequence, reason, stop_reason)
 
@@ -97,6 +109,13 @@ class RecordingScheduler(Scheduler):
         if self.pool.num_resets > self._num_resets:
             self._num_resets = self.pool.num_resets
             self._write("reset")
+
+    def _note_strangers(self) -> None:
+        """Write down who came another way, as out of a snapshot: such a run cannot be replayed."""
+        strangers = {sequence.request.id for sequence in self.sequences} - self._known
+        if strangers:
+            self._known |= strangers
+            self._write("strangers", ids=sorted(strangers))
 
     def _write(self, event: str, now_s: float | None = None, **more: object) -> None:
         at_s = time.monotonic() if now_s is None else now_s

@@ -150,6 +150,9 @@ class Replay:
     def _reset(self, event: Event) -> None:
         self.scheduler.pool.reset_prefix_cache()
 
+    def _strangers(self, event: Event) -> None:
+        raise ReplayError(f"requests {', '.join(event['ids'])} were restored: no further replay")
+
     def _sequence(self, request_id: str, index: int) -> Sequence:
         return next(s for s in self.scheduler.live(request_id) if s.index == index)
 

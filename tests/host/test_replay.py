@@ -11,6 +11,7 @@ from paged_jax.config import CacheConfig, OptionError, SchedulerConfig
 from paged_jax.host.recording import RecordingScheduler, request_from_json, request_to_json
 from paged_jax.host.replay import RecordedTiming, Recording, Replay, ReplayError
 from paged_jax.host.request import FinishReason
+from paged_jax.host.scheduler import Scheduler
 from paged_jax.host.simulate import Simulation
 from paged_jax.host.system import System
 
@@ -34,6 +35,7 @@ def recorded_run(path: Path) -> tuple[RecordingScheduler, list[tuple]]:
             deltas = scheduler.commit(before, ids_of(before, 10 * number))
             if number == 4:
                 scheduler.finish(deltas[0].sequence, FinishReason.STOP, "x")
+                scheduler.finish(deltas[0].sequence, FinishReason.STOP, "has ended already")
             if number == 6:
                 parent = deltas[0].sequence
                 prompt = parent.tokens(0, parent.num_tokens)
@@ -86,6 +88,15 @@ def test_a_step_that_differs_is_named(tmp_path: Path) -> None:
     (tmp_path / "r").write_text("\n".join([*lines[:at], json.dumps(event), *lines[at + 1 :], ""]))
 
     with pytest.raises(ReplayError, match="step 3 differs in its chunks"):
+        Replay(Recording.read(tmp_path / "r")).run()
+
+
+def test_a_replay_ends_where_a_request_came_another_way(tmp_path: Path) -> None:
+    scheduler = RecordingScheduler(LIMITS, CACHE, tmp_path / "r")
+    Scheduler.add(scheduler, make_request("stranger", (1, 2), 3))
+    scheduler.schedule()
+
+    with pytest.raises(ReplayError, match="requests stranger were restored"):
         Replay(Recording.read(tmp_path / "r")).run()
 
 
