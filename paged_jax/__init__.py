@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from paged_jax.host.beams import BeamSearchParams
     from paged_jax.host.invalid_request import InvalidRequest
     from paged_jax.host.sampling_params import SamplingParams
+    from paged_jax.host.saved import SnapshotError
     from paged_jax.host.structured_outputs import StructuredOutputsParams
     from paged_jax.llm import LLM
     from paged_jax.outputs import CompletionOutput, Logprob, RequestOutput
@@ -39,6 +40,7 @@ _HOMES = {
     "Logprob": "paged_jax.outputs",
     "RequestOutput": "paged_jax.outputs",
     "SamplingParams": "paged_jax.host.sampling_params",
+    "SnapshotError": "paged_jax.host.saved",
     "StructuredOutputsParams": "paged_jax.host.structured_outputs",
     "engine_step": "paged_jax.step",
 }
@@ -54,6 +56,7 @@ __all__ = [
     "Logprob",
     "RequestOutput",
     "SamplingParams",
+    "SnapshotError",
     "StructuredOutputsParams",
     "__version__",
     "engine_step",

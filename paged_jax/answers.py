@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from paged_jax.device.sampling import SampleOutput
-from paged_jax.host.request import FinishReason, Request, TokenDelta
+from paged_jax.host.request import FinishReason, Request, Sequence, TokenDelta
 from paged_jax.host.trace import RequestRecord
 from paged_jax.outputs import ChoiceDelta, Logprob, PositionLogprobs, RequestDelta, RequestMetrics
 from paged_jax.text.detokenizer import Detokenizer
@@ -51,11 +51,16 @@ class ChoiceText:
 
 @dataclass
 class Answer:
-    """One request in progress: its texts, its times, and what it reports when it ends."""
+    """One request in progress: its texts, its times, and what it reports when it ends.
+
+    Attributes:
+        sequences: by choice, those that have a token.
+    """
 
     request: Request
     tokenizer: Tokenizer
     choices: dict[int, ChoiceText] = field(default_factory=dict)
+    sequences: dict[int, Sequence] = field(default_factory=dict)
     finish_reasons: dict[int, str] = field(default_factory=dict)
     num_generated: dict[int, int] = field(default_factory=dict)
     num_cached: int = 0
@@ -93,8 +98,10 @@ class Answer:
         """Whether every choice has ended."""
         return len(self.finish_reasons) == self.request.n
 
-    def note_token(self, index: int, now_s: float) -> None:
+    def note_token(self, sequence: Sequence, now_s: float) -> None:
         """Record the time of one token of one choice."""
+        index = sequence.index
+        self.sequences[index] = sequence
         if index in self._last_s:
             self.token_gaps_s.append(now_s - self._last_s[index])
         self._last_s[index] = self.last_token_s = now_s

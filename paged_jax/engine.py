@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
+from pathlib import Path
 
 import jax
 
@@ -24,16 +25,19 @@ from paged_jax.device.kv_pool import init_pool
 from paged_jax.device.sampling import SampleOutput
 from paged_jax.device.sampling_rows import draws
 from paged_jax.device.step_batch import pack
+from paged_jax.engine_state import EngineCore, capture, continue_state
 from paged_jax.host.forking import find_choice, first_tokens
 from paged_jax.host.recording import open_scheduler
 from paged_jax.host.request import Chunk, FinishReason, Request, TokenDelta
 from paged_jax.host.sampling_params import SamplingParams
+from paged_jax.host.saved import SnapshotError
 from paged_jax.host.trace import EngineObserver, EngineStats
 from paged_jax.launched import LaunchedStep
 from paged_jax.models.params import ModelParams
 from paged_jax.outputs import ChoiceDelta, RequestDelta
 from paged_jax.programs import CompileCounter, Drawn, Programs
 from paged_jax.prompt_scores import score_prompts
+from paged_jax.snapshot import read_snapshot, write_snapshot
 from paged_jax.step import BackboneOutput
 from paged_jax.text.grammar import Grammar
 from paged_jax.text.tokenizer import Tokenizer
@@ -186,6 +190,40 @@ class Engine:
         """Requests that have not ended."""
         return len(self._answers)
 
+    def snapshot(self, path: str | Path) -> None:
+        """Write everything the engine is in the middle of to a new folder, and go on.
+
+        A step that is on its way is left out: whoever continues draws the same tokens again.
+
+        Raises:
+            SnapshotError: `path` exists or cannot be written.
+        """
+        write_snapshot(capture(self._core(), self._answers), path)
+
+    def restore(self, path: str | Path) -> list[RequestDelta]:
+        """Continue what a snapshot of an engine with the same model was in the middle of.
+
+        Mesh, block size and size of the pool may be others.
+
+        Returns:
+            for each request what it has been answered so far, in the order of service.
+
+        Raises:
+            SnapshotError: the snapshot is damaged, of another model or version, or needs more than
+                this engine has, or this engine has requests; then nothing has changed.
+        """
+        if self.num_live:
+            raise SnapshotError(
+                f"the engine has {self.num_live} requests: restore into one that has none"
+            )
+        self.pool, self._answers, told = continue_state(read_snapshot(path), self._core())
+        return told
+
+    def _core(self) -> EngineCore:
+        return EngineCore(
+            self.config, self.params, self.pool, self.scheduler, self.tokenizer, self.rules
+        )
+
     def step(self) -> list[RequestDelta]:
         """Launch the next step on the device, then deliver what the one before it drew.
 
@@ -255,7 +293,7 @@ class Engine:
             answer = self._answers.get(delta.sequence.request.id)
             if answer is None:
                 continue  # another choice of the request failed in this step
-            answer.note_token(delta.sequence.index, now_s)
+            answer.note_token(delta.sequence, now_s)
             if self._beams.offer(delta, tables):
                 searching.add(answer.request.id)
                 continue

@@ -5,6 +5,7 @@ import uuid
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 
 from tqdm import tqdm
@@ -20,6 +21,7 @@ from paged_jax.outputs import (
     BeamSearchOutput,
     BeamSearchSequence,
     CompletionOutput,
+    RequestDelta,
     RequestOutput,
 )
 from paged_jax.text.tokenizer import Tokenizer
@@ -147,6 +149,29 @@ class LLM:
         logprob, tables = choice.cumulative_logprob or 0.0, choice.logprobs or []
         reasons = (choice.finish_reason, choice.stop_reason)
         return BeamSearchSequence(tokens, text, logprob, tables, *reasons)
+
+    def restore(self, path: str | Path, *, use_tqdm: bool = True) -> list[RequestOutput]:
+        """Bring the requests of a snapshot (`engine.snapshot`) to their end.
+
+        Returns:
+            The whole outputs, but for log-probabilities delivered before, in the order of service.
+
+        Raises:
+            SnapshotError: says why it cannot be continued here.
+        """
+        with self._lock:
+            told = self.engine.restore(path)
+            outputs = {delta.request_id: self._begun(delta) for delta in told}
+            self._drive(outputs, use_tqdm=use_tqdm)
+        return list(outputs.values())
+
+    def _begun(self, delta: RequestDelta) -> RequestOutput:
+        """What a restored request has been answered so far."""
+        request = self.engine.scheduler.live(delta.request_id)[0].request
+        choices = [CompletionOutput(index) for index in range(request.n)]
+        output = RequestOutput(request.id, None, list(request.prompt), choices)
+        output.absorb(delta)
+        return output
 
     def _encode(self, prompt: Prompt) -> _Encoded:
         salt = None

@@ -126,6 +126,10 @@ class RuleBook:
         base = bits(allowed, -(-model.vocab_size // 32))
         self._rules[request.id] = TokenRules(base, grammar, bad_words, begun)
 
+    def begun(self, request_id: str) -> tuple[int, ...]:
+        """Return the ids at the end of a request's prompt that belong to its answer."""
+        return self._rules[request_id].begun if request_id in self._rules else ()
+
     def drop(self, request_id: str) -> None:
         """Forget an ended request."""
         self._rules.pop(request_id, None)

@@ -47,7 +47,9 @@ class PrefixCache:
             return
         hashes = self._hashes(sequence, last)
         for index in range(first, last):
-            self._pool.publish(sequence.block_table[index], hashes[index])
+            block = sequence.block_table[index]
+            if not self._pool.is_published(block):  # it is if another sequence filled it
+                self._pool.publish(block, hashes[index])
         sequence.num_published = last
 
     def _reads(self, sequence: Sequence) -> bool:

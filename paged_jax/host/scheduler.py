@@ -126,13 +126,30 @@ class Scheduler:
         """
         child = self.add(request)
         num_shared = num_shareable(parent, request)
-        has_seats = self._num_seats_taken() + child.num_samples <= self.config.max_seqs
-        if num_shared and has_seats:
-            self._waiting.remove(child)
+        if num_shared and self.has_seats(child):
             self._tables.share(parent, child, num_shared)
-            child.status, child.num_cached = Status.RUNNING, num_shared
-            self._running.append(child)
+            child.num_cached = num_shared
+            self._seat(child)
         return child
+
+    def adopt(self, choices: Seq[Sequence]) -> None:
+        """Queue the unfinished choices of a request that began elsewhere."""
+        self._live[choices[0].request.id] = list(choices)
+        self._num_added += 1
+        for sequence in choices:
+            self._policy.note_added(sequence, self._waiting)
+            sequence.rank = (*self._policy.key(sequence), self._num_added, sequence.index)
+            self._enqueue(sequence)
+
+    def has_seats(self, sequence: Sequence) -> bool:
+        """Return whether a waiting sequence, with all its choices, could run beside the others."""
+        return self._num_seats_taken() + sequence.num_samples <= self.config.max_seqs
+
+    def resume(self, sequence: Sequence, block_table: list[int], num_computed: int) -> None:
+        """Let a waiting sequence run on blocks that hold its first tokens; it has a seat."""
+        sequence.block_table, sequence.num_computed = block_table, num_computed
+        self._seat(sequence)
+        self._prefix.publish(sequence)
 
     def live(self, request_id: str) -> Seq[Sequence]:
         """Return the unfinished sequences of a request; none if it has ended."""
@@ -223,6 +240,11 @@ class Scheduler:
         """Return how full the pool is."""
         return self._tables.usage(self._running)
 
+    @property
+    def max_len(self) -> int:
+        """Tokens at which every sequence ends: by `max_model_len`, or since the pool is full."""
+        return self._max_len
+
     def check(self) -> None:
         """Raise AssertionError unless queues, block tables and pool agree."""
         self._tables.check(self._running)
@@ -234,6 +256,13 @@ class Scheduler:
         """Put a sequence into the waiting queue: by FCFS a preempted one comes out at the front."""
         sequence.status = Status.WAITING
         insort(self._waiting, sequence, key=lambda waiting: waiting.rank)
+
+    def _seat(self, sequence: Sequence) -> None:
+        """Let a waiting sequence, which has been given its blocks, run."""
+        self._waiting.remove(sequence)
+        sequence.status = Status.RUNNING
+        self._running.append(sequence)
+        self._policy.note_admitted(sequence)
 
     def _num_seats_taken(self) -> int:
         """Running sequences, counting a request that is going to fork as its n."""

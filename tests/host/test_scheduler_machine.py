@@ -25,6 +25,7 @@ from paged_jax.config import CacheConfig, SchedulerConfig
 from paged_jax.host.blocks import hash_blocks
 from paged_jax.host.request import FinishReason, Request, ScheduledStep, Sequence, Status
 from paged_jax.host.sampling_params import SamplingParams
+from paged_jax.host.saved import check_sequences, resume_sequences, save_sequences
 from paged_jax.host.scheduler import Scheduler
 
 BLOCK_SIZE = 4
@@ -177,6 +178,26 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.scheduler.finish(sequence, FinishReason.STOP, "stop string")
         assert sequence.status is Status.FINISHED
 
+    @precondition(lambda self: self.scheduler.has_work)
+    @rule(num_blocks=st.integers(4, 24))
+    def move_to_another_pool(self, num_blocks):
+        """A step that is on its way is lost; its draws are made again."""
+        old, old_slots = self.scheduler, self.shadow.slots
+        live = sorted(old.sequences(), key=lambda sequence: sequence.rank)
+        if max(seq.num_tokens for seq in live) >= (num_blocks - 1) * BLOCK_SIZE:
+            return
+        saved, slots = save_sequences(old)
+        requests = {sequence.request.id: sequence.request for sequence in live}
+        check_sequences(saved, requests, len(slots))
+        cache = CacheConfig(num_blocks, BLOCK_SIZE, old.cache.prefix_caching)
+        self.scheduler, self.shadow = Scheduler(old.config, cache), ShadowPool()
+        self.num_usable, self.in_flight = num_blocks - 1, None
+        moved, writes = resume_sequences(self.scheduler, saved, requests)
+        self.shadow.slots = {slot: old_slots[slots[row]] for row, slot in writes}
+        self.known = [seq for seq in self.known if seq.status is Status.FINISHED] + moved
+        self.seen["moved"] += self.scheduler.num_running
+        self.seen["moved without blocks"] += old.num_running > self.scheduler.num_running
+
     @rule()
     def reset_prefix_cache(self):
         is_idle = self.scheduler.num_running == 0
@@ -313,7 +334,7 @@ def test_every_position_holds_its_own_history_whatever_happens():
         SchedulerMachine,
         settings=settings(max_examples=150, stateful_step_count=40, deadline=None),
     )
-    assert len(SchedulerMachine.seen) == 8
+    assert len(SchedulerMachine.seen) == 10
     assert all(SchedulerMachine.seen.values()), SchedulerMachine.seen
 
 

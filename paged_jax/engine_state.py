@@ -1,0 +1,201 @@
+"""The engine's state as a value: captured between two steps, continued by another engine.
+
+The parameters are not part of it; a fingerprint says which they were. Everything is checked before
+anything of the engine that continues is changed.
+"""
+
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from paged_jax.admission import check_request
+from paged_jax.answers import Answer
+from paged_jax.config import EngineConfig, ModelConfig
+from paged_jax.device.kv_pool import KVPool, pool_dtype
+from paged_jax.device.kv_rows import Rows, fit_heads, read_rows, row_shapes, write_rows
+from paged_jax.host.invalid_request import InvalidRequest
+from paged_jax.host.request import Request
+from paged_jax.host.saved import (
+    SavedSequence,
+    SnapshotError,
+    check_sequences,
+    resume_sequences,
+    save_sequences,
+)
+from paged_jax.host.scheduler import Scheduler
+from paged_jax.models.fingerprint import fingerprint
+from paged_jax.models.params import ModelParams
+from paged_jax.outputs import RequestDelta
+from paged_jax.saved_requests import load_answer, load_request, save_answer, save_request
+from paged_jax.snapshot import EngineState
+from paged_jax.text.tokenizer import Tokenizer
+from paged_jax.token_rules import RuleBook
+
+OF_THE_MESH = ("num_kv_heads", "is_packed")  # of a ModelConfig: may differ
+
+
+@dataclass(frozen=True)
+class EngineCore:
+    """The parts of an engine that have state, or that state depends on."""
+
+    config: EngineConfig
+    params: ModelParams
+    pool: KVPool
+    scheduler: Scheduler
+    tokenizer: Tokenizer
+    rules: RuleBook
+
+
+def capture(core: EngineCore, answers: Mapping[str, Answer]) -> EngineState:
+    """Return what the engine is in the middle of; `core` stays as it is.
+
+    Raises:
+        SnapshotError: a beam search is running.
+    """
+    now_s, scheduler = time.monotonic(), core.scheduler
+    sequences, slots = save_sequences(scheduler)
+    in_order = sorted(scheduler.sequences, key=lambda sequence: sequence.rank)
+    requests = {sequence.request.id: sequence.request for sequence in in_order}
+    for request in requests.values():
+        if request.sampling.beams is not None:
+            raise SnapshotError(f"request {request.id!r} searches with beams: wait for its end")
+    facts = {
+        "model": _model_facts(core.config),
+        "model_name": core.config.model_name,
+        "fingerprint": fingerprint(core.params),
+        "kv_dtype": pool_dtype(core.config.model, core.config.cache),
+        "num_rows": len(slots),
+        "requests": [save_request(r, now_s, scheduler.max_len) for r in requests.values()],
+        "answers": {key: save_answer(answers[key], now_s) for key in requests},
+        "begun": {key: list(core.rules.begun(key)) for key in requests},
+        "sequences": [asdict(sequence) for sequence in sequences],
+    }
+    return EngineState(facts, read_rows(core.pool, slots) if slots else {})
+
+
+def continue_state(
+    state: EngineState, core: EngineCore
+) -> tuple[KVPool, dict[str, Answer], list[RequestDelta]]:
+    """Give the state to an idle engine. Donates: core.pool.
+
+    Returns:
+        its new pool, its answers, and what each of them has told so far.
+
+    Raises:
+        SnapshotError: the state cannot be continued here; then nothing has changed.
+    """
+    facts, now_s = state.facts, time.monotonic()
+    try:
+        _check_model(facts, core)
+        rows = _fitting_rows(state, core.pool)
+        eos_ids = core.config.model.eos_token_ids
+        listed = [load_request(each, now_s, eos_ids) for each in facts["requests"]]
+        requests = {request.id: request for request in listed}
+        sequences = [_load_sequence(each) for each in facts["sequences"]]
+        check_sequences(sequences, requests, facts["num_rows"])
+        _check_requests(requests, sequences, core)
+        answers = {key: (facts["answers"][key], tuple(facts["begun"][key])) for key in requests}
+    except (KeyError, TypeError, AttributeError, IndexError) as error:
+        raise SnapshotError(
+            f"the snapshot does not hold what it should ({error}): take it again"
+        ) from error
+    revived, writes = resume_sequences(core.scheduler, sequences, requests)
+    pool = write_rows(core.pool, rows, writes) if writes else core.pool
+    made, told = dict[str, Answer](), list[RequestDelta]()
+    for key, request in requests.items():
+        live = [sequence for sequence in revived if sequence.request.id == key]
+        saved, begun = answers[key]
+        core.rules.add(request, core.rules.compile(request.sampling), begun=begun)
+        made[key], choices = load_answer(saved, request, core.tokenizer, live, now_s)
+        told.append(RequestDelta(key, tuple(choices), False, made[key].num_cached))
+    return pool, made, told
+
+
+def _model_facts(config: EngineConfig) -> dict[str, Any]:
+    """What the model must be, in JSON's types; of a ModelConfig, what no mesh changes."""
+    model = asdict(config.model)
+    return {name: _plain(value) for name, value in model.items() if name not in OF_THE_MESH}
+
+
+def _plain(value: Any) -> Any:
+    """Tuples as lists, at any depth."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _check_model(facts: Mapping[str, Any], core: EngineCore) -> None:
+    """Raise SnapshotError unless the state is one of this model, with such a pool."""
+    name, mine = facts["model_name"], _model_facts(core.config)
+    for spec in fields(ModelConfig):
+        theirs, ours = facts["model"].get(spec.name), mine.get(spec.name)
+        if theirs != ours:
+            raise SnapshotError(
+                f"the snapshot is of {name}, a model with {spec.name} {theirs}, but this one has "
+                f"{ours}: load that model in the same way"
+            )
+    kind = pool_dtype(core.config.model, core.config.cache)
+    if facts["kv_dtype"] != kind:
+        raise SnapshotError(
+            f"the snapshot's keys and values are {facts['kv_dtype']}, but this pool's are {kind}: "
+            f"choose --kv-cache-dtype {facts['kv_dtype']}"
+        )
+    if facts["fingerprint"] != fingerprint(core.params):
+        raise SnapshotError(
+            f"the snapshot is of {name} with other weights than these: load that model"
+        )
+
+
+def _fitting_rows(state: EngineState, pool: KVPool) -> Rows:
+    """The rows with as many heads as the pool has.
+
+    Raises:
+        SnapshotError: they are not those of such a pool.
+    """
+    fitting = {}
+    wanted = row_shapes(pool) if state.facts["num_rows"] else {}
+    for name, (shape, dtype) in wanted.items():
+        rows = state.rows[name]
+        whole = (state.facts["num_rows"], rows.shape[1], *shape[1:])
+        fitted = fit_heads(rows, shape[0])
+        if rows.shape != whole or rows.dtype != np.dtype(dtype) or fitted is None:
+            raise SnapshotError(
+                f"the snapshot's {name} is {rows.dtype} {list(rows.shape)}, which does not fit "
+                f"this pool of {dtype} {list(shape)}: load the model it was taken from"
+            )
+        fitting[name] = fitted
+    return fitting
+
+
+def _load_sequence(facts: dict[str, Any]) -> SavedSequence:
+    runs = tuple((first, count) for first, count in facts["runs"])
+    return SavedSequence(**(facts | {"output": tuple(facts["output"]), "runs": runs}))
+
+
+def _check_requests(
+    requests: Mapping[str, Request], sequences: list[SavedSequence], core: EngineCore
+) -> None:
+    """Raise SnapshotError unless this engine can bring every request to its end."""
+    vocab, longest = core.config.model.vocab_size, core.scheduler.max_len
+    for request in requests.values():
+        try:
+            check_request(request.prompt, request.sampling, core.config)
+            core.scheduler.check_fits(len(request.prompt), request.n)
+            core.rules.compile(request.sampling)
+        except InvalidRequest as error:
+            raise SnapshotError(f"request {request.id!r} cannot go on here: {error}") from error
+        if len(request.prompt) + request.max_tokens > longest:
+            raise SnapshotError(
+                f"request {request.id!r} may become {len(request.prompt) + request.max_tokens} "
+                f"tokens long, but sequences end at {longest} here: raise --max-model-len or give "
+                "the KV pool more memory"
+            )
+    for sequence in sequences:
+        if not all(type(token) is int and 0 <= token < vocab for token in sequence.output):
+            raise SnapshotError(
+                f"request {sequence.request_id!r} has a token outside the vocabulary of {vocab}: "
+                "take the snapshot again"
+            )
