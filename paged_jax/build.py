@@ -95,7 +95,13 @@ def engine_config(
     """Return what runs, but for the number of blocks, which `size_pool` decides."""
     return EngineConfig(
         model=model,
-        cache=CacheConfig(2, args.block_size, args.enable_prefix_caching, args.kv_cache_dtype),
+        cache=CacheConfig(
+            num_blocks=2,
+            block_size=args.block_size,
+            prefix_caching=args.enable_prefix_caching,
+            dtype=args.kv_cache_dtype,
+            partial_reuse=args.enable_partial_prefix_caching,
+        ),
         scheduler=limits,
         model_name=args.model or source.name,
         seed=args.seed,

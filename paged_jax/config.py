@@ -141,12 +141,14 @@ class CacheConfig:
         num_blocks: the null block 0, which is never allocated, included.
         dtype: one of KV_CACHE_DTYPES; "auto" is the model's, "int8" and "fp8" have a scale for
             each token and head.
+        partial_reuse: a block of which only the first tokens are wanted is copied for them.
     """
 
     num_blocks: int
     block_size: int = 16
     prefix_caching: bool = True
     dtype: str = "auto"
+    partial_reuse: bool = False
 
 
 @dataclass(frozen=True)

@@ -77,6 +77,9 @@ class EngineArgs:
         None, "number of KV blocks, instead of measuring", low=2, high=1 << 31
     )
     enable_prefix_caching: bool = option(True, "reuse KV blocks of equal prefixes")
+    enable_partial_prefix_caching: bool = option(
+        False, "where a block agrees with the prompt only in part, copy it for that part"
+    )
     scheduling_policy: str = option(
         "fcfs", "order of service; MODULE:CLASS is one of your own", choices=POLICIES
     )

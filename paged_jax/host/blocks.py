@@ -7,10 +7,13 @@ can be found by its hash, until it is handed out again. `hash_blocks` names what
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from hashlib import sha256
 
+from paged_jax.host.partial import PartialIndex
+
 NULL_BLOCK = 0
+Content = tuple[bytes, tuple[int, ...]]
 
 
 class OutOfBlocks(Exception):
@@ -28,7 +31,7 @@ def hash_blocks(
         salt: separates equal tokens of different owners; it enters before the first block and
             reaches the others through the chain.
     """
-    digest = _root(salt) if parent is None else parent
+    digest = root_digest(salt) if parent is None else parent
     packed = memoryview(array("I", tokens)).cast("B")
     size = block_size * array("I").itemsize
     digests: list[bytes] = []
@@ -38,8 +41,8 @@ def hash_blocks(
     return digests
 
 
-def _root(salt: str | None) -> bytes:
-    """The digest before the first block."""
+def root_digest(salt: str | None) -> bytes:
+    """Return the digest before the first block."""
     if salt is None:
         return bytes(sha256().digest_size)
     return sha256(b"salt" + salt.encode(errors="surrogatepass")).digest()
@@ -63,6 +66,7 @@ class BlockPool:
         self._hash_of: dict[int, bytes] = {}
         self._blocks_of: dict[bytes, list[int]] = {}
         self.num_evicted = 0
+        self._partial = PartialIndex()
 
     @property
     def num_usable(self) -> int:
@@ -95,6 +99,27 @@ class BlockPool:
                 break
             blocks.append(known[0])
         return blocks
+
+    def match_head(
+        self, parent: bytes, tokens: Sequence[int], *, without: Collection[int] = ()
+    ) -> tuple[int, int] | None:
+        """Return a block whose first tokens are the first of `tokens`, and how many agree.
+
+        Args:
+            parent: digest of all tokens before `tokens`.
+            without: blocks that will not do.
+        """
+        found = self._partial.longest(parent, tokens)
+        if found is None:
+            return None
+        blocks = (block for block in self._blocks_of[found[0]] if block not in without)
+        block = next(blocks, None)
+        return None if block is None else (block, found[1])
+
+    def touch(self, block: int) -> None:
+        """Make a cached block the last to be handed out, if it is free."""
+        if block in self._free:
+            self._free.move_to_end(block)
 
     def allocate(self, n: int) -> list[int]:
         """Take n blocks from the head of the free queue; what they had cached is forgotten.
@@ -129,14 +154,20 @@ class BlockPool:
                 self._free[block] = None
                 self._free.move_to_end(block, last=block in self._hash_of)
 
-    def publish(self, block: int, digest: bytes) -> None:
-        """Let a held, full block be found by its hash; it must not be written again."""
+    def publish(self, block: int, digest: bytes, content: Content | None = None) -> None:
+        """Let a held, full block be found by its hash; it must not be written again.
+
+        Args:
+            content: the digest before the block and its tokens: lets its first tokens be found.
+        """
         if not self.prefix_caching:
             return
         assert self._refs[block] > 0, f"block {block} is published but not held"
         assert block not in self._hash_of, f"block {block} is published twice"
         self._hash_of[block] = digest
         self._blocks_of.setdefault(digest, []).append(block)
+        if content is not None:
+            self._partial.add(digest, *content)
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached content if no block is held; return whether that was so."""
@@ -145,6 +176,7 @@ class BlockPool:
         self._hash_of.clear()
         self._blocks_of.clear()
         self.num_resets += 1
+        self._partial.clear()
         return True
 
     def _forget(self, block: int) -> None:
@@ -157,6 +189,7 @@ class BlockPool:
         same.remove(block)
         if not same:
             del self._blocks_of[digest]
+            self._partial.remove(digest)
 
     def check(self) -> None:
         """Raise AssertionError unless every block is accounted for exactly once."""
@@ -170,3 +203,4 @@ class BlockPool:
         assert sum(map(len, self._blocks_of.values())) == len(known), "a block has two hashes"
         assert all(self._blocks_of.values()), "a hash without a block"
         assert NULL_BLOCK not in known, "the null block is published"
+        self._partial.check(self._blocks_of)

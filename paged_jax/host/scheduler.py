@@ -16,7 +16,7 @@ from paged_jax.host.ending import ending, num_ready
 from paged_jax.host.forking import num_shareable
 from paged_jax.host.invalid_request import InvalidRequest
 from paged_jax.host.limits import check_beams_fit, check_fits
-from paged_jax.host.plan import StepPlan
+from paged_jax.host.plan import BlockCopy, StepPlan
 from paged_jax.host.policies import Policy, check_queues, first_waiting, make_policy
 from paged_jax.host.prefix import PrefixCache
 from paged_jax.host.request import (
@@ -50,7 +50,7 @@ class Scheduler:
         self.num_preemptions = 0
         self.num_copies = 0
         self._tables = BlockTables(self.pool, cache.block_size)
-        self._prefix = PrefixCache(self.pool, cache.block_size)
+        self._prefix = PrefixCache(self.pool, cache)
         self._policy = policy or make_policy(config.policy)
         self._policy.start(self._prefix)
         self._running: list[Sequence] = []  # in order of admission
@@ -162,6 +162,7 @@ class Scheduler:
             ahead_of: the step launched last if what it draws is pending; to be committed next. A
                 sequence preempted meanwhile will draw its token again.
         """
+        self._prefix.begin_step()
         plan = StepPlan(budget=self.config.max_tokens_per_step)
         if ahead_of is not None:
             ahead_of.mark_pending()
@@ -228,6 +229,7 @@ class Scheduler:
             return
         queue = self._running if sequence.status is Status.RUNNING else self._waiting
         queue.remove(sequence)
+        self._prefix.publish_rest(sequence)
         self._tables.release(sequence)
         sequence.status = Status.FINISHED
         sequence.finish_reason, sequence.stop_reason = reason, stop_reason
@@ -290,11 +292,13 @@ class Scheduler:
                 return False
         return True
 
-    def _place(self, sequence: Sequence, length: int, plan: StepPlan) -> None:
+    def _place(
+        self, sequence: Sequence, length: int, plan: StepPlan, copy: BlockCopy | None = None
+    ) -> None:
         """Plan the sequence's next `length` tokens; their blocks are known to be free."""
         start, is_last = sequence.num_computed, length == sequence.num_missing
         num_samples = sequence.num_samples if is_last else 0
-        copy = self._tables.grow(sequence, length)
+        copy = self._tables.grow(sequence, length) or copy
         plan.add(Chunk(sequence, start, length, num_samples), copy)
 
     def _preempt(self, sequence: Sequence, plan: StepPlan) -> None:
@@ -331,17 +335,23 @@ class Scheduler:
                 return
             self._waiting.pop(0)
             num_seats -= sequence.num_samples
-            self._admit(sequence, hits)
-            self._place(sequence, min(sequence.num_missing, plan.budget), plan)
+            copy = self._admit(sequence, hits)
+            self._place(sequence, min(sequence.num_missing, plan.budget), plan, copy)
             self._prefix.publish(sequence)
 
-    def _admit(self, sequence: Sequence, hits: list[int]) -> None:
-        """Let a sequence run, starting with the cached blocks of its prefix."""
+    def _admit(self, sequence: Sequence, hits: list[int]) -> BlockCopy | None:
+        """Let a sequence run, starting with the cached blocks of its prefix.
+
+        Returns the copy of the block that it shares the first tokens of, if there is one.
+        """
         self._tables.start(sequence, hits)
+        head = self._prefix.find_head(sequence)
+        copy = self._tables.start_inside(sequence, *head) if head else None
         sequence.status = Status.RUNNING
         self._running.append(sequence)
-        self._prefix.note_admission(sequence, len(hits))
+        self._prefix.note_admission(sequence)
         self._policy.note_admitted(sequence)
+        return copy
 
     def _choices(self, sequence: Sequence) -> list[Sequence]:
         """Fork a request whose prompt is computed into its n choices, which share its blocks."""

@@ -41,6 +41,17 @@ class BlockTables:
         sequence.block_table, sequence.num_published = hits, len(hits)
         sequence.num_computed = len(hits) * self._block_size
 
+    def start_inside(self, sequence: Sequence, source: int, length: int) -> tuple[int, int]:
+        """Let a started sequence go on with the first tokens of a cached block, in one of its own.
+
+        Returns the (source, target) of the block copy.
+        """
+        self._pool.touch(source)
+        [target] = self._pool.allocate(1)
+        sequence.block_table.append(target)
+        sequence.num_computed += length
+        return source, target
+
     def can_grow(self, sequence: Sequence, length: int) -> bool:
         """Return whether the blocks for the next `length` tokens are free."""
         return self._num_new_blocks(sequence, length) <= self._pool.num_free

@@ -18,9 +18,12 @@ def make_scheduler(
     max_model_len: int = 256,
     policy: str = "fcfs",
     prefix_caching: bool = True,
+    partial_reuse: bool = False,
 ) -> Scheduler:
     config = SchedulerConfig(max_seqs, budget, max_model_len, policy)
-    return Scheduler(config, CacheConfig(num_blocks, block_size, prefix_caching))
+    return Scheduler(
+        config, CacheConfig(num_blocks, block_size, prefix_caching, partial_reuse=partial_reuse)
+    )
 
 
 def make_request(
