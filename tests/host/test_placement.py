@@ -11,7 +11,7 @@ CHILD = [*range(6), 20, 21]  # blocks of 2: the first three are shared
 
 
 def place(block_size: int, sequences: list[list[int]]) -> tuple[list[list[int] | None], dict]:
-    pool = BlockPool(num_blocks=40)
+    pool = BlockPool(num_blocks=120)  # enough for the longest below
     placement = Placement(pool, block_size)
     tables = [placement.place(rows) for rows in sequences]
     pool.check()
