@@ -15,7 +15,6 @@ from collections.abc import Sequence as Seq
 from functools import partial
 from typing import TypeVar
 
-from paged_jax.build import build_engine
 from paged_jax.config import EngineConfig
 from paged_jax.engine import Engine
 from paged_jax.engine_args import EngineArgs
@@ -25,6 +24,7 @@ from paged_jax.host.sampling_params import SamplingParams
 from paged_jax.host.trace import EngineObserver, EngineStats
 from paged_jax.outputs import RequestDelta
 from paged_jax.phases import PhaseClock
+from paged_jax.replicas import Replicas, build, of_scheduler
 from paged_jax.text.grammar import Grammar
 from paged_jax.text.tokenizer import Tokenizer
 
@@ -76,7 +76,7 @@ class AsyncEngine:
         is_draining: no new requests are taken.
     """
 
-    def __init__(self, engine: Engine):
+    def __init__(self, engine: Engine | Replicas):
         self.engine = engine
         self.is_draining = False
         self._error: str | None = None
@@ -91,7 +91,7 @@ class AsyncEngine:
     @classmethod
     def from_args(cls, args: EngineArgs, *, clock: PhaseClock | None = None) -> "AsyncEngine":
         """Load, compile and wrap an engine; blocks until it is ready."""
-        return cls(build_engine(args, clock=clock))
+        return cls(build(args, clock=clock))
 
     @property
     def config(self) -> EngineConfig:
@@ -181,11 +181,11 @@ class AsyncEngine:
 
     async def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes unless a request holds blocks; return whether it was done."""
-        return await self._between_steps(self.engine.scheduler.pool.reset_prefix_cache)
+        return await self._between_steps(self.engine.reset_prefix_cache)
 
     async def block_map(self) -> BlockMap:
         """Return the state of the KV pool between two steps."""
-        return await self._between_steps(lambda: block_map(self.engine.scheduler))
+        return await self._between_steps(lambda: of_scheduler(self.engine, block_map))
 
     async def _between_steps(self, work: Callable[[], T]) -> T:
         """Return what `work` returns in the stepping thread."""

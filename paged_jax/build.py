@@ -2,6 +2,7 @@
 
 import logging
 from dataclasses import replace
+from functools import partial
 
 import jax
 
@@ -16,15 +17,17 @@ from paged_jax.config import (
 )
 from paged_jax.device.draw_extras import LogitsProcessor
 from paged_jax.device.kv_pool import block_bytes, pool_struct
-from paged_jax.device.sharding import device_bytes_of, make_mesh
+from paged_jax.device.sharding import copied_to_replica, device_bytes_of, make_mesh
 from paged_jax.engine import Engine
 from paged_jax.engine_args import EngineArgs
 from paged_jax.host.policies import make_policy
 from paged_jax.memory import MemoryLedger, check_model_len, device_bytes, plan_memory
-from paged_jax.models.layout import divided
+from paged_jax.models.layout import WeightLayout, divided, with_own_head
 from paged_jax.models.params import ModelParams
 from paged_jax.phases import PhaseClock
-from paged_jax.programs import Programs, use_compilation_cache
+from paged_jax.pipelined_engine import PipelinedEngine
+from paged_jax.programs import use_compilation_cache
+from paged_jax.staged_programs import make_programs
 from paged_jax.text.tokenizer import Tokenizer
 from paged_jax.weights.load import default_sampling, load_params, read_config
 from paged_jax.weights.source import ModelSource, resolve_model
@@ -35,13 +38,27 @@ DEFAULT_MAX_SEQS = 64
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
 
-def build_engine(
+def build_engine(args: EngineArgs, *, clock: PhaseClock | None = None) -> Engine:
+    """Load the model, size the KV pool, compile every program of one engine.
+
+    Raises:
+        OptionError: as `build_engines`, or there are to be several replicas.
+    """
+    if args.data_parallel_size > 1:
+        raise OptionError(
+            f"--data-parallel-size {args.data_parallel_size} is for the server, run_batch and LLM: "
+            "leave it out here, where one engine runs"
+        )
+    return build_engines(args, clock=clock)[0]
+
+
+def build_engines(
     args: EngineArgs,
     *,
     clock: PhaseClock | None = None,
     logits_processor: LogitsProcessor | None = None,
-) -> Engine:
-    """Load the model, size the KV pool, compile every program.
+) -> list[Engine]:
+    """Load the model once, size the KV pools, compile the programs of every replica.
 
     Args:
         clock: started when the program was; None starts now.
@@ -66,27 +83,39 @@ def build_engine(
     tokenizer = load_tokenizer(source, may_lack=args.load_format == "dummy")
     model = replace(model, vocab_limit=min(model.vocab_size, tokenizer.size))
     on_devices = divided(model, shape.tensor)
+    check_stages(model, shape.stage)
     clock.end("read config")
     params = _load(args, source, model, shape)
     clock.end("load weights")
     config = engine_config(args, on_devices, limits, source)
     ledger = size_pool(args, config, params)
     config = replace(config, cache=replace(config.cache, num_blocks=ledger.num_blocks))
-    engine = Engine(
-        config,
-        params,
-        tokenizer,
+    kind = PipelinedEngine if shape.stage > 1 else Engine
+    start = partial(
+        kind,
+        tokenizer=tokenizer,
         default_sampling=default_sampling(source),
         logits_processor=logits_processor,
     )
+    engines = [
+        start(each, params if i == 0 else copied_to_replica(params, each.mesh))
+        for i, each in enumerate(_replicas(config))
+    ]
     clock.end("compile")
-    ledger = ledger.with_programs(engine.programs.peak_bytes())
-    jax.block_until_ready(engine.pool)
+    ledger = ledger.with_programs(engines[0].programs.peak_bytes())
+    jax.block_until_ready([engine.pool for engine in engines])
     clock.end("ready")
-    engine.startup = clock.seconds
+    for engine in engines:
+        engine.startup = clock.seconds
     logger.info("%s", ledger.describe(limits.max_model_len))
     logger.info("Start-up:\n%s", clock.table())
-    return engine
+    return engines
+
+
+def _replicas(config: EngineConfig) -> list[EngineConfig]:
+    """Return the configuration of each replica."""
+    shapes = (replace(config.mesh, replica=index) for index in range(config.mesh.data))
+    return [replace(config, mesh=shape) for shape in shapes]
 
 
 def engine_config(
@@ -119,6 +148,8 @@ def _load(
 ) -> ModelParams:
     mesh = make_mesh(shape)
     params = load_params(source, model, load_format=args.load_format, seed=args.seed, mesh=mesh)
+    if shape.stage > 1:
+        params = with_own_head(params, WeightLayout(model, mesh))
     jax.block_until_ready(params)
     logger.info(
         "Loaded %s (%s, %s) on %d x %s",
@@ -134,12 +165,29 @@ def mesh_shape(args: EngineArgs) -> MeshShape:
     Raises:
         OptionError: an option works on one device only.
     """
-    if args.enforce_eager and args.tensor_parallel_size > 1:
+    shape = MeshShape(
+        args.data_parallel_size, args.pipeline_parallel_size, args.tensor_parallel_size
+    )
+    if args.record is not None and shape.data * shape.stage > 1:
         raise OptionError(
-            "--enforce-eager runs on one device: leave out "
-            f"--tensor-parallel-size {args.tensor_parallel_size}"
+            "--record writes down one engine with one step in flight: leave it out, or "
+            "--pipeline-parallel-size and --data-parallel-size"
         )
-    return MeshShape(tensor=args.tensor_parallel_size)
+    if args.enforce_eager and shape.num_devices > 1:
+        raise OptionError(
+            f"--enforce-eager runs on one device, not on {shape.num_devices}: leave it out, or the "
+            "--...-parallel-size options"
+        )
+    return shape
+
+
+def check_stages(model: ModelConfig, num_stages: int) -> None:
+    """Raise OptionError if a stage would have no layer."""
+    if num_stages > model.num_layers:
+        raise OptionError(
+            f"--pipeline-parallel-size {num_stages} exceeds the model's {model.num_layers} layers: "
+            f"choose at most {model.num_layers}"
+        )
 
 
 def load_tokenizer(source: ModelSource, *, may_lack: bool) -> Tokenizer:
@@ -187,14 +235,16 @@ def size_pool(args: EngineArgs, config: EngineConfig, params: ModelParams) -> Me
     """
     programs_bytes = 0
     if device_bytes() is not None and not config.enforce_eager:
-        programs = Programs(config)
+        programs = make_programs(config)
         pool = pool_struct(config.model, config.cache, programs.mesh)
         programs_bytes = programs.measure(params, pool)
+    layers = -(-config.model.num_layers // config.mesh.stage)
+    fullest = replace(config.model, num_layers=layers)
     ledger = plan_memory(
         args,
         weights_bytes=device_bytes_of(params),
         programs_bytes=programs_bytes,
-        block_bytes=block_bytes(config.model, config.cache) // config.mesh.tensor,
+        block_bytes=block_bytes(fullest, config.cache) // config.mesh.tensor,
     )
     check_model_len(args, ledger, config.scheduler.max_model_len)
     return ledger

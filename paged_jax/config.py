@@ -176,15 +176,17 @@ class MeshShape:
         data: replicas of the engine.
         stage: runs of layers.
         tensor: heads, MLP and vocabulary of every layer.
+        replica: which of the `data` replicas this engine is; the others have engines of their own.
     """
 
     data: int = 1
     stage: int = 1
     tensor: int = 1
+    replica: int = 0
 
     @property
     def num_devices(self) -> int:
-        """All of them."""
+        """Those of all replicas."""
         return self.data * self.stage * self.tensor
 
 

@@ -8,7 +8,7 @@ of the step itself ends the engine, since the donated pool is gone.
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from pathlib import Path
@@ -24,20 +24,28 @@ from paged_jax.device.draw_extras import LogitsProcessor
 from paged_jax.device.kv_pool import init_pool
 from paged_jax.device.sampling import SampleOutput
 from paged_jax.device.sampling_rows import draws
-from paged_jax.device.step_batch import pack
+from paged_jax.device.step_batch import NOTHING_PENDING, pack
 from paged_jax.engine_state import EngineCore, capture, continue_state
 from paged_jax.host.forking import find_choice, first_tokens
 from paged_jax.host.recording import open_scheduler
-from paged_jax.host.request import Chunk, FinishReason, Request, TokenDelta
+from paged_jax.host.request import (
+    Chunk,
+    FinishReason,
+    Request,
+    ScheduledStep,
+    Sequence,
+    TokenDelta,
+)
 from paged_jax.host.sampling_params import SamplingParams
 from paged_jax.host.saved import SnapshotError
 from paged_jax.host.trace import EngineObserver, EngineStats
 from paged_jax.launched import LaunchedStep
 from paged_jax.models.params import ModelParams
 from paged_jax.outputs import ChoiceDelta, RequestDelta
-from paged_jax.programs import CompileCounter, Drawn, Programs
+from paged_jax.programs import CompileCounter, Drawn
 from paged_jax.prompt_scores import score_prompts
 from paged_jax.snapshot import read_snapshot, write_snapshot
+from paged_jax.staged_programs import make_programs
 from paged_jax.step import BackboneOutput
 from paged_jax.text.grammar import Grammar
 from paged_jax.text.tokenizer import Tokenizer
@@ -72,7 +80,7 @@ class Engine:
         self.default_sampling = default_sampling or {}
         self.startup: Mapping[str, float] = {}
         self.params = params
-        self.programs = Programs(config, logits_processor)
+        self.programs = make_programs(config, logits_processor)
         self.rules = RuleBook(config.model, tokenizer)
         self.pool = init_pool(config.model, config.cache, self.programs.mesh)
         self.scheduler = open_scheduler(config)
@@ -240,13 +248,26 @@ class Engine:
         return deltas
 
     def _launch(self, before: LaunchedStep | None) -> LaunchedStep | None:
-        """Schedule the next step and start its programs; None if there is nothing to compute."""
+        """Start the step after `before`; None if there is nothing to compute."""
+        ahead_of, pending = (before.work, before.rows()) if before else (None, {})
+        return self._start(lambda: self.scheduler.schedule(ahead_of=ahead_of), pending)
+
+    def _start(
+        self,
+        schedule: Callable[[], ScheduledStep],
+        pending: Mapping[Sequence, int] = NOTHING_PENDING,
+    ) -> LaunchedStep | None:
+        """Schedule a step and start its programs; None if there is nothing to compute.
+
+        Args:
+            pending: the rows of the step before that drew tokens this one goes on from.
+        """
         start_s = time.monotonic()
-        work = self.scheduler.schedule(ahead_of=before.work if before else None)
+        work = schedule()
         self._accounts.note_scheduled(work, start_s, self._answers)
         if not work.chunks:
             return None
-        programs, pending = self.programs, before.rows() if before else {}
+        programs = self.programs
         with self._compiles.watch():
             if work.copies:
                 self.pool = programs.run_copies(self.pool, work.copies)
@@ -353,6 +374,10 @@ class Engine:
     def stats(self) -> EngineStats:
         """Return gauges and counters."""
         return self._accounts.stats(self.scheduler, self._compiles.count)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes unless a request holds blocks; return whether it was done."""
+        return self.scheduler.pool.reset_prefix_cache()
 
     def close(self) -> None:
         """Free the device's memory. The engine is unusable afterwards."""

@@ -59,6 +59,12 @@ class EngineArgs:
     tensor_parallel_size: int = option(
         1, "devices that divide every layer among them", low=1, high=1024
     )
+    pipeline_parallel_size: int = option(
+        1, "runs of layers, each on devices of its own", low=1, high=1024
+    )
+    data_parallel_size: int = option(
+        1, "replicas of the engine behind one queue, each on devices of its own", low=1, high=1024
+    )
     gpu_memory_utilization: float = option(
         0.92, "share of a GPU's memory to use", low=0.01, high=1.0
     )

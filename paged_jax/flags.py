@@ -31,7 +31,6 @@ IGNORED = {
     "--generation-config": "the model's own defaults are used",
     "--trust-remote-code": "code from a model folder is never run",
 }
-PARALLEL = ("--pipeline-parallel-size", "--data-parallel-size")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -113,8 +112,6 @@ def make_parser(
     for flag, reason in IGNORED.items():
         nargs = 1 if flag == "--generation-config" else 0
         accepted.add_argument(flag, action=_Ignored, nargs=nargs, dest="ignored", help=reason)
-    for flag in PARALLEL:
-        accepted.add_argument(flag, type=_one, metavar="1", help="only 1 is offered")
     return parser
 
 
@@ -267,12 +264,6 @@ def _read_positive(text: str) -> int:
     if not 1 <= count <= 10**6:
         raise argparse.ArgumentTypeError(f"must be between 1 and 1000000, not {text[:80]}")
     return count
-
-
-def _one(text: str) -> int:
-    if text != "1":
-        raise argparse.ArgumentTypeError(f"must be 1 (more is not offered), not {text[:80]!r}")
-    return 1
 
 
 _READERS: dict[type, Callable[[str], Any]] = {int: _read_count, float: _read_float, str: str}

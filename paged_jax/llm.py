@@ -10,13 +10,13 @@ from types import TracebackType
 
 from tqdm import tqdm
 
-from paged_jax.build import build_engine
 from paged_jax.device.draw_extras import LogitsProcessor
 from paged_jax.engine import Engine
 from paged_jax.engine_args import EngineArgs
 from paged_jax.host.beams import BeamSearchParams
 from paged_jax.host.invalid_request import InvalidRequest
 from paged_jax.host.sampling_params import SamplingParams, beam_sampling
+from paged_jax.host.saved import SnapshotError
 from paged_jax.outputs import (
     BeamSearchOutput,
     BeamSearchSequence,
@@ -24,6 +24,7 @@ from paged_jax.outputs import (
     RequestDelta,
     RequestOutput,
 )
+from paged_jax.replicas import Replicas, build
 from paged_jax.text.tokenizer import Tokenizer
 
 Prompt = str | Seq[int] | Mapping[str, object]
@@ -66,7 +67,7 @@ class LLM:
         **options: object,
     ):
         args = EngineArgs.of(model=None if model is None else str(model), **options)
-        self.engine: Engine = build_engine(args, logits_processor=logits_processor)
+        self.engine: Engine | Replicas = build(args, logits_processor=logits_processor)
         self._lock = threading.Lock()
 
     def get_tokenizer(self) -> Tokenizer:
@@ -159,19 +160,14 @@ class LLM:
         Raises:
             SnapshotError: says why it cannot be continued here.
         """
+        engine = self.engine
+        if isinstance(engine, Replicas):
+            raise SnapshotError("restoring a snapshot needs --data-parallel-size 1")
         with self._lock:
-            told = self.engine.restore(path)
-            outputs = {delta.request_id: self._begun(delta) for delta in told}
+            told = engine.restore(path)
+            outputs = {delta.request_id: _begun(delta, engine) for delta in told}
             self._drive(outputs, use_tqdm=use_tqdm)
         return list(outputs.values())
-
-    def _begun(self, delta: RequestDelta) -> RequestOutput:
-        """What a restored request has been answered so far."""
-        request = self.engine.scheduler.live(delta.request_id)[0].request
-        choices = [CompletionOutput(index) for index in range(request.n)]
-        output = RequestOutput(request.id, None, list(request.prompt), choices)
-        output.absorb(delta)
-        return output
 
     def _encode(self, prompt: Prompt) -> _Encoded:
         salt = None
@@ -249,7 +245,7 @@ class LLM:
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached blocks; False while some are in use."""
-        return self.engine.scheduler.pool.reset_prefix_cache()
+        return self.engine.reset_prefix_cache()
 
     def close(self) -> None:
         """Free the device's memory."""
@@ -277,6 +273,15 @@ def _listed(prompts: Prompt | Seq[Prompt]) -> list[Prompt]:
     return listed  # type: ignore[return-value]
 
 
+def _begun(delta: RequestDelta, engine: Engine) -> RequestOutput:
+    """What a restored request has been answered so far."""
+    request = engine.scheduler.live(delta.request_id)[0].request
+    choices = [CompletionOutput(index) for index in range(request.n)]
+    output = RequestOutput(request.id, None, list(request.prompt), choices)
+    output.absorb(delta)
+    return output
+
+
 def _is_conversation(messages: Seq[Message] | Seq[Seq[Message]]) -> bool:
     return not messages or isinstance(messages[0], Mapping)
 
@@ -288,7 +293,7 @@ def _id(token: object) -> int:
     return token.__index__()  # type: ignore[attr-defined]
 
 
-def _metrics(engine: Engine) -> Iterator[Metric]:
+def _metrics(engine: Engine | Replicas) -> Iterator[Metric]:
     stats = engine.stats()
     usage = stats.usage
     yield Metric("vllm:num_requests_running", stats.num_running)

@@ -87,6 +87,8 @@ class Programs:
     """The programs of one engine, by padded shape.
 
     Attributes:
+        mesh: the devices; None is the one there is.
+        draw_mesh: of these, those that draw.
         token_buckets: sizes of the packed token axis.
         row_buckets: numbers of rows that are sampled together.
         compile_seconds: of each program, by what it is and its padded size.
@@ -105,7 +107,7 @@ class Programs:
         self._backbone = partial(backbone, config=model)
         self._draw = partial(draw, config=model, max_logprobs=scored, extras=extras)
         self._score = partial(score, config=model, max_logprobs=scored)
-        self.mesh = make_mesh(config.mesh)
+        self.mesh = self.draw_mesh = make_mesh(config.mesh)
         self._compiled: dict[ProgramKey, Any] = {}
         self.compile_seconds: dict[ProgramKey, float] = {}
 
@@ -150,10 +152,24 @@ class Programs:
 
     def _jobs(self, params: ModelParams, pool: KVPool) -> Iterator[tuple[ProgramKey, Lower]]:
         """Each program's key, and what traces it."""
-        limits = self.config.scheduler
-        embed, dtype = self.config.model.embed_dim, self.config.model.activation_dtype
+        yield from self.backbone_jobs(params, pool)
+        yield from self._draw_jobs(self.head(params))
+        yield from self.copy_jobs(pool)
+
+    def head(self, params: ModelParams) -> ModelParams:
+        """Return the parameters that the programs that draw take."""
+        return params
+
+    def backbone_jobs(
+        self, params: ModelParams, pool: KVPool
+    ) -> Iterator[tuple[ProgramKey, Lower]]:
+        """Each backbone's key, and what traces it, largest first."""
         for tokens in reversed(self.token_buckets):
             yield ("backbone", tokens), partial(self.lower_backbone, params, pool, tokens)
+
+    def _draw_jobs(self, params: ModelParams) -> Iterator[tuple[ProgramKey, Lower]]:
+        limits = self.config.scheduler
+        embed, dtype = self.config.model.embed_dim, self.config.model.activation_dtype
         sampled = jax.ShapeDtypeStruct((limits.max_seqs, embed), dtype)
         for rows in reversed(self.row_buckets):
             for name, is_plain in (("draw plain", True), ("draw", False)):
@@ -162,6 +178,9 @@ class Programs:
         hidden = jax.ShapeDtypeStruct((SCORES, embed), dtype)
         targets = np.zeros(SCORES, np.int32)
         yield ("score", SCORES), partial(self._lower, self._score, (params, hidden, targets))
+
+    def copy_jobs(self, pool: KVPool) -> Iterator[tuple[ProgramKey, Lower]]:
+        """The program that copies blocks."""
         ids = np.zeros(COPIES, np.int32)
         copy = partial(self._lower, copy_blocks, (pool, ids, ids), outs=POOL, donate=(0,))
         yield ("copy", COPIES), copy
@@ -174,9 +193,11 @@ class Programs:
         outs: Any = REPLICATED,
         donate: tuple[int, ...] = (),
     ) -> Any:
-        return jit_on(self.mesh, function, arguments, outs=outs, donate=donate).lower(*arguments)
+        mesh = self.draw_mesh
+        return jit_on(mesh, function, arguments, outs=outs, donate=donate).lower(*arguments)
 
-    def _call(self, name: str, size: int, eager: Callable[..., Any], *arguments: Any) -> Any:
+    def call(self, name: str, size: int, eager: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a compiled program, or in eager mode the function it was made of."""
         if self.config.enforce_eager:
             with jax.disable_jit():
                 return eager(*jax.tree.map(jnp.asarray, arguments))
@@ -190,14 +211,14 @@ class Programs:
     ) -> tuple[BackboneOutput, KVPool]:
         """Run the layers. Donate: pool."""
         size = batch.tokens.shape[0]
-        return self._call("backbone", size, self._backbone, params, pool, batch, drawn)
+        return self.call("backbone", size, self._backbone, params, pool, batch, drawn)
 
     def run_draw(
         self, params: ModelParams, out: BackboneOutput, rows: SamplingRows
     ) -> tuple[SampleOutput, Drawn]:
         """Draw one token per row; return the tokens also as the next backbone takes them."""
         name, size = "draw plain" if rows.is_plain else "draw", rows.positions.shape[0]
-        return self._call(name, size, self._draw, params, out.sampled, rows)
+        return self.call(name, size, self._draw, self.head(params), out.sampled, rows)
 
     def run_copies(self, pool: KVPool, copies: tuple[tuple[int, int], ...]) -> KVPool:
         """Copy blocks (source, target) in the scheduler's order, COPIES a call. Donate: pool.
@@ -210,8 +231,12 @@ class Programs:
             group = copies[start : start + COPIES]
             pairs = np.zeros((2, COPIES), np.int32)
             pairs[:, : len(group)] = np.asarray(group, np.int32).T
-            pool = self._call("copy", COPIES, copy_blocks, pool, pairs[0], pairs[1])
+            pool = self.copy(pool, pairs[0], pairs[1])
         return pool
+
+    def copy(self, pool: KVPool, source: np.ndarray, target: np.ndarray) -> KVPool:
+        """Copy COPIES blocks. Donate: pool."""
+        return self.call("copy", COPIES, copy_blocks, pool, source, target)
 
     def run_score(
         self, params: ModelParams, out: BackboneOutput, at: int, targets: Sequence[int]
@@ -226,11 +251,15 @@ class Programs:
             )
             ids[: len(wanted)] = wanted
             rows[: len(wanted)] = hidden[at + start : at + start + len(wanted)]
-            yield self._call("score", SCORES, self._score, params, rows, ids)
+            yield self.call("score", SCORES, self._score, self.head(params), rows, ids)
 
     def measure(self, params: ModelParams, pool: KVPool) -> int:
         """Compile the largest backbone for an abstract pool; return the bytes it needs itself."""
-        return _own_bytes(self.lower_backbone(params, pool, self.token_buckets[-1]).compile())
+        return own_bytes(self.lower_backbone(params, pool, self.token_buckets[-1]).compile())
+
+    def text(self, key: ProgramKey) -> str:
+        """Return what XLA made of a program, as its own text (HLO)."""
+        return self._compiled[key].as_text()
 
     def memory(self, key: ProgramKey) -> Any:
         """Return XLA's memory analysis of a compiled program."""
@@ -242,7 +271,7 @@ class Programs:
         Only the largest of each kind is asked: an answer takes a tenth of a second.
         """
         largest = {name: self._compiled[name, size] for name, size in sorted(self._compiled)}
-        return max(map(_own_bytes, largest.values()), default=0)
+        return max(map(own_bytes, largest.values()), default=0)
 
 
 def _compile_all(jobs: list[tuple[ProgramKey, Lower]]) -> dict[ProgramKey, tuple[Any, float]]:
@@ -268,7 +297,7 @@ def _timed(compile_: Lower) -> tuple[Any, float]:
     return compile_(), time.monotonic() - start
 
 
-def _own_bytes(program: Any) -> int:
+def own_bytes(program: Any) -> int:
     """Temporary memory plus outputs that are not donated arguments."""
     analysis = program.memory_analysis()
     if analysis is None:

@@ -178,6 +178,7 @@ class StatsCollector(Collector):
             "paged_jax:num_requests_running": stats.num_running,
             "paged_jax:num_requests_waiting": stats.num_waiting,
             "paged_jax:kv_cache_usage_perc": stats.usage.num_used / max(1, stats.usage.num_blocks),
+            "paged_jax:dead_replicas": stats.num_dead_replicas,
             "paged_jax:kv_slot_use_perc": stats.usage.num_tokens / max(1, self._slots(stats)),
         }
         counters = {

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from paged_jax.bench.machine import machine_facts
 from paged_jax.bench.report import write_json
-from paged_jax.config import ModelConfig
+from paged_jax.config import ModelConfig, OptionError
 from paged_jax.flags import add_engine_flags, read_engine_args
 
 if TYPE_CHECKING:
@@ -55,7 +55,13 @@ def main(arguments: list[str]) -> None:
     from paged_jax.build import build_engine  # here, so that --help does not wait for jax
 
     options = _parser().parse_args(arguments)
-    engine = build_engine(read_engine_args(options))
+    args = read_engine_args(options)
+    if args.pipeline_parallel_size > 1:
+        raise OptionError(
+            "bench programs counts the work of whole backbones: leave out "
+            f"--pipeline-parallel-size {args.pipeline_parallel_size}"
+        )
+    engine = build_engine(args)
     try:
         reports = program_reports(engine)
     finally:

@@ -6,6 +6,7 @@ tables are filled with it. Writing donates the pool; nobody may hold an older on
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -17,6 +18,7 @@ from jaxtyping import Array, Int
 from paged_jax.config import CacheConfig, ModelConfig
 from paged_jax.device import platform
 from paged_jax.device.sharding import POOL, make_on, struct_on
+from paged_jax.device.stages import cut_into_stages
 from paged_jax.pytree import pytree
 from pallas_kernels import reference
 
@@ -65,6 +67,21 @@ class KVPool:
             v_scales=tuple(layer.v_scales for layer in scaled),  # type: ignore[misc]
         )
 
+    @classmethod
+    def joined(cls, parts: Sequence["KVPool"]) -> "KVPool":
+        """Put pools of consecutive layers together."""
+        return cls.of([layer for part in parts for layer in part.layers()])
+
+    def part(self, layers: range) -> "KVPool":
+        """Return the pool of consecutive layers."""
+        mine = slice(layers.start, layers.stop)
+        return KVPool(
+            k=self.k[mine],
+            v=self.v[mine],
+            k_scales=self.k_scales[mine],
+            v_scales=self.v_scales[mine],
+        )
+
     def layers(self) -> list[LayerKV]:
         """Return what each layer reads and writes."""
         return [LayerKV(*arrays) for arrays in zip(*filter(None, self._columns()), strict=True)]
@@ -103,16 +120,26 @@ def pool_shape(model: ModelConfig, cache: CacheConfig) -> tuple[int, int, int, i
 def pool_struct(model: ModelConfig, cache: CacheConfig, mesh: Mesh | None = None) -> KVPool:
     """Return the pool's shapes and dtypes without its memory, for compiling."""
     shape, dtype = pool_shape(model, cache), storage_dtype(pool_dtype(model, cache))
-    values: Any = struct_on(mesh, shape, dtype, POOL)
-    scales: Any = struct_on(mesh, shape[:-1], np.dtype(np.float32), POOL)
-    scaling = (scales, scales) if dtype.itemsize == 1 else ()
-    return KVPool.of([LayerKV(values, values, *scaling)] * model.num_layers)
+    layers = list[LayerKV]()
+    for stage in cut_into_stages(mesh, model.num_layers):
+        values: Any = struct_on(stage.mesh, shape, dtype, POOL)
+        scales: Any = struct_on(stage.mesh, shape[:-1], np.dtype(np.float32), POOL)
+        scaling = (scales, scales) if dtype.itemsize == 1 else ()
+        layers += [LayerKV(values, values, *scaling)] * len(stage.layers)
+    return KVPool.of(layers)
 
 
 def init_pool(model: ModelConfig, cache: CacheConfig, mesh: Mesh | None = None) -> KVPool:
-    """Return a pool of zeros, its heads divided among the devices of a mesh."""
-    zeros = lambda leaf: jnp.zeros(leaf.shape, leaf.dtype)  # noqa: E731
-    return make_on(mesh, lambda: jax.tree.map(zeros, pool_struct(model, cache)), POOL)
+    """Return a pool of zeros: layers on their stages, heads divided among a stage's devices."""
+
+    def zeros(num_layers: int) -> KVPool:
+        struct = pool_struct(replace(model, num_layers=num_layers), cache)
+        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), struct)
+
+    stages = cut_into_stages(mesh, model.num_layers)
+    return KVPool.joined(
+        [make_on(stage.mesh, partial(zeros, len(stage.layers)), POOL) for stage in stages]
+    )
 
 
 def copy_blocks(

@@ -6,6 +6,7 @@ that it is on such a device, as `platform.target` tells the platform: by the mes
 device there is no mesh, and nothing here leaves a trace in a program.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -68,23 +69,33 @@ RULES = ShardingRules()
 POOL = RULES.spec("blocks", "block_size", "kv_heads")  # of every leaf of a KVPool
 
 
-def make_mesh(shape: MeshShape) -> Mesh | None:
-    """Return the mesh of the first devices; None where one device is all that is asked for.
+def device_grid(shape: MeshShape) -> np.ndarray:
+    """Return the first devices as [data stage tensor].
 
     Raises:
         OptionError: there are not as many devices.
     """
     wanted, devices = shape.num_devices, jax.devices()
     if wanted > len(devices):
+        sizes = {"data": shape.data, "pipeline": shape.stage, "tensor": shape.tensor}
+        given = [f"--{name}-parallel-size {size}" for name, size in sizes.items() if size > 1]
         raise OptionError(
-            f"--tensor-parallel-size {shape.tensor} needs {wanted} devices and JAX finds "
-            f"{len(devices)}: choose at most {len(devices)}, or make more on a CPU by "
+            f"{' x '.join(given)} needs {wanted} devices and JAX finds {len(devices)}: "
+            f"choose at most {len(devices)} together, or make more on a CPU by "
             f"XLA_FLAGS=--xla_force_host_platform_device_count={wanted}"
         )
-    if wanted == 1:
+    return np.array(devices[:wanted]).reshape(shape.data, shape.stage, shape.tensor)
+
+
+def make_mesh(shape: MeshShape) -> Mesh | None:
+    """Return the mesh of one replica, [1 stage tensor]; None if the one device there is is all.
+
+    Raises:
+        OptionError: there are not enough devices for all replicas.
+    """
+    if shape.num_devices == 1:
         return None
-    grid = np.array(devices[:wanted]).reshape(shape.data, shape.stage, shape.tensor)
-    return Mesh(grid, AXES)
+    return Mesh(device_grid(shape)[shape.replica][None], AXES)
 
 
 def jit_on(
@@ -151,13 +162,30 @@ def _bounded(index: Part, shape: tuple[int, ...]) -> Part:
     return tuple(slice(*cut.indices(size)) for cut, size in zip(index, shape, strict=True))
 
 
+def copied_to_replica(tree: T, shape: MeshShape) -> T:
+    """Copy the first replica's arrays to the devices of another, cut alike."""
+    grid = device_grid(shape)
+    twins = dict(zip(grid[0].flat, grid[shape.replica].flat, strict=True))
+
+    def copy(leaf: jax.Array) -> jax.Array:
+        sharding = leaf.sharding
+        assert isinstance(sharding, NamedSharding), "one of several replicas has no mesh"
+        mesh = sharding.mesh
+        assert isinstance(mesh, Mesh), "an array lies on no devices"
+        devices = np.array([twins[device] for device in mesh.devices.flat])
+        twin = Mesh(devices.reshape(mesh.devices.shape), mesh.axis_names)
+        return jax.device_put(leaf, NamedSharding(twin, sharding.spec))
+
+    return jax.tree.map(copy, tree)
+
+
 def device_bytes_of(tree: Any) -> int:
-    """Return the bytes that arrays take on each device."""
-
-    def of(leaf: jax.Array) -> int:
-        return int(np.prod(leaf.sharding.shard_shape(leaf.shape))) * leaf.dtype.itemsize
-
-    return sum(map(of, jax.tree.leaves(tree)))
+    """Return the bytes that arrays take on each device; on the fullest one if they differ."""
+    taken: Counter[Any] = Counter()
+    for leaf in jax.tree.leaves(tree):
+        part = int(np.prod(leaf.sharding.shard_shape(leaf.shape))) * leaf.dtype.itemsize
+        taken.update(dict.fromkeys(leaf.sharding.device_set, part))
+    return max(taken.values(), default=0)
 
 
 def tensor_size() -> int:

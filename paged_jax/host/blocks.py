@@ -9,6 +9,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Sequence
 from hashlib import sha256
+from itertools import takewhile
 
 from paged_jax.host.partial import PartialIndex
 
@@ -120,6 +121,13 @@ class BlockPool:
         """Make a cached block the last to be handed out, if it is free."""
         if block in self._free:
             self._free.move_to_end(block)
+
+    def num_known(self, hashes: Iterable[bytes]) -> int:
+        """Return how many of the hashes, up to the first unknown one, have a block.
+
+        Any thread may ask.
+        """
+        return sum(1 for _ in takewhile(self._blocks_of.__contains__, hashes))
 
     def allocate(self, n: int) -> list[int]:
         """Take n blocks from the head of the free queue; what they had cached is forgotten.

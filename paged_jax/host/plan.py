@@ -1,5 +1,7 @@
 """A step in the making: what `ScheduledStep` will say, while it can still be taken back."""
 
+import sys
+from collections.abc import Set
 from dataclasses import dataclass, field
 
 from paged_jax.host.request import Chunk, ScheduledStep, Sequence
@@ -13,15 +15,24 @@ class StepPlan:
 
     Attributes:
         budget: tokens that may still be planned.
+        max_chunks: sequences that may take part.
+        awaited: sequences that a step in flight draws for; they do not take part.
         copies: (source block, target block) by the sequence that is going to write the target. All
             sources are read before any target is written, so a block freed by one sequence may be
             the target of another.
     """
 
     budget: int
+    max_chunks: int = sys.maxsize
+    awaited: Set[Sequence] = frozenset()
     chunks: dict[Sequence, Chunk] = field(default_factory=dict[Sequence, Chunk])
     copies: dict[Sequence, BlockCopy] = field(default_factory=dict[Sequence, BlockCopy])
     preempted: list[Sequence] = field(default_factory=list[Sequence])
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing more can be planned."""
+        return self.budget == 0 or len(self.chunks) >= self.max_chunks
 
     def add(self, chunk: Chunk, copy: BlockCopy | None) -> None:
         """Plan a chunk and the copy that has to come before its writes."""

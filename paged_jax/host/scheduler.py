@@ -162,16 +162,31 @@ class Scheduler:
             ahead_of: the step launched last if what it draws is pending; to be committed next. A
                 sequence preempted meanwhile will draw its token again.
         """
-        self._prefix.begin_step()
-        plan = StepPlan(budget=self.config.max_tokens_per_step)
         if ahead_of is not None:
             ahead_of.mark_pending()
+        return self._fill(StepPlan(self.config.max_tokens_per_step), is_alone=ahead_of is None)
+
+    def schedule_beside(self, flying: Seq[ScheduledStep], lanes: int) -> ScheduledStep:
+        """Decide a step of sequences that no step in flight draws for.
+
+        Args:
+            flying: the steps in flight, to be committed in order.
+            lanes: how many steps share the sequences; this one takes one in so many of them.
+        """
+        chunks = (chunk for step in flying for chunk in step.chunks)
+        awaited = frozenset(chunk.sequence for chunk in chunks if chunk.num_samples)
+        share = -(-(self.num_running + self.num_waiting) // lanes)
+        plan = StepPlan(self.config.max_tokens_per_step, share, awaited)
+        return self._fill(plan, is_alone=not flying)
+
+    def _fill(self, plan: StepPlan, *, is_alone: bool) -> ScheduledStep:
+        self._prefix.begin_step()
         self._schedule_running(plan)
         for sequence in plan.chunks:  # not earlier: a preempted chunk is never computed
             self._prefix.publish(sequence)
         if not plan.preempted:
             self._admit_waiting(plan)
-        if not (plan.chunks or plan.preempted or ahead_of) and self._running:
+        if is_alone and not (plan.chunks or plan.preempted) and self._running:
             # All that runs are beams whose siblings find no blocks: the last gives its own up.
             self._preempt(max(self._running, key=lambda running: running.rank), plan)
         self.num_copies += len(plan.copies)
@@ -273,7 +288,7 @@ class Scheduler:
     def _schedule_running(self, plan: StepPlan) -> None:
         """Give running sequences their missing tokens, in order, as far as the budget reaches."""
         for sequence in tuple(self._running):
-            if plan.budget == 0:
+            if plan.is_full:
                 return
             length = min(num_ready(sequence, max_len=self._max_len), plan.budget)
             is_running = sequence.status is Status.RUNNING  # not preempted by one before it
@@ -327,11 +342,12 @@ class Scheduler:
         the blocks they fill are published by now: so no block is computed twice side by side.
         """
         num_seats = self.config.max_seqs - self._num_seats_taken()
-        while plan.budget > 0 and (
+        while not plan.is_full and (
             sequence := first_waiting(self._waiting, self._policy, num_seats)
         ):
             hits = self._prefix.lookup(sequence)
-            if not self._tables.can_start(sequence, hits):
+            is_awaited = sequence in plan.awaited  # preempted while its step is in flight
+            if is_awaited or not self._tables.can_start(sequence, hits):
                 return
             self._waiting.pop(0)
             num_seats -= sequence.num_samples

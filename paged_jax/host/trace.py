@@ -74,6 +74,7 @@ class EngineStats:
         prefix_queries: prompt tokens looked up in the prefix cache at admission.
         prefix_hits: of these, tokens served from it.
         num_compilations: programs compiled since warm-up; 0 in a healthy engine.
+        num_dead_replicas: replicas whose step failed; the others serve.
     """
 
     num_running: int = 0
@@ -87,6 +88,7 @@ class EngineStats:
     generation_tokens: int = 0
     computed_prompt_tokens: int = 0
     num_compilations: int = 0
+    num_dead_replicas: int = 0
 
 
 class EngineObserver(Protocol):

@@ -16,8 +16,10 @@ from jax.sharding import Mesh, PartitionSpec
 
 from paged_jax.config import ModelConfig, OptionError, Quantisation
 from paged_jax.device.sharding import REPLICATED, RULES, TENSOR, Cuttable, put
+from paged_jax.device.stages import Stage, cut_into_stages
 from paged_jax.models import packed
 from paged_jax.models.grown import Padded, RepeatedHeads
+from paged_jax.models.params import ModelParams
 from paged_jax.models.quantised import QuantisedMatrix
 from pallas_kernels.quant_matmul import run_len
 
@@ -109,9 +111,9 @@ class WeightLayout:
     mesh: Mesh | None = None
 
     def place(
-        self, field: str, value: Cuttable | QuantisedMatrix
+        self, field: str, value: Cuttable | QuantisedMatrix, layer: int | None = None
     ) -> jax.Array | QuantisedMatrix | packed.PackedMatrix:
-        """Place one field of ModelParams or LayerParams, made of host arrays.
+        """Place one field of ModelParams, or of a layer's LayerParams, made of host arrays.
 
         Args:
             value: without a mesh, in memory; with one, only what is placed on this host is read.
@@ -120,9 +122,18 @@ class WeightLayout:
             assert isinstance(value, np.ndarray | QuantisedMatrix), "one device takes it all"
             return packed.place(field, value, self.config)
         assert not self.config.is_packed, "the CPU kernels' layout is for one device"
+        mesh = self.stage_of(field, layer).mesh
+        assert mesh is not None, "a stage without devices"
         if isinstance(value, QuantisedMatrix):
-            return self._place_packed(field, value, self.mesh)
-        return put(self._grown(field, value), self.mesh, RULES.spec(*AXES[field]))
+            return self._place_packed(field, value, mesh)
+        return put(self._grown(field, value), mesh, RULES.spec(*AXES[field]))
+
+    def stage_of(self, field: str, layer: int | None) -> Stage:
+        """Return the stage that has a field: the first embeds, the last has norm and head."""
+        stages = cut_into_stages(self.mesh, self.config.num_layers)
+        if layer is None:
+            return stages[0 if field == "embed" else -1]
+        return next(stage for stage in stages if layer in stage.layers)
 
     def _place_packed(self, field: str, matrix: QuantisedMatrix, mesh: Mesh) -> QuantisedMatrix:
         """Cut values and scales alike; one scale for all inputs is needed on every device."""
@@ -159,3 +170,11 @@ class WeightLayout:
             size = self.config.vocab_size
             return Padded(array, axes.index("vocab"), size + -size % tensor)
         return array
+
+
+def with_own_head(params: ModelParams, layout: WeightLayout) -> ModelParams:
+    """Give the last stage a head where the model's is the embedding, which is on the first."""
+    if params.unembed is not None:
+        return params
+    table = np.asarray(params.embed)[: layout.config.vocab_size]
+    return replace(params, unembed=layout.place("unembed", table.T))

@@ -52,14 +52,29 @@ def forward(
         and the new pool.
     """
     x = look_up(params.embed, jnp.asarray(batch.tokens), config.activation_dtype)
+    x, pool = run_layers(x, params.layers, pool, batch, config)
+    return rms_norm(x, params.final_norm, config.norm_eps), pool
+
+
+def run_layers(
+    x: Float[Array, "tokens embed"],
+    weights: tuple[LayerParams, ...],
+    pool: KVPool,
+    batch: StepBatch,
+    config: ModelConfig,
+    *,
+    first: int = 0,
+) -> tuple[Float[Array, "tokens embed"], KVPool]:
+    """Run consecutive layers of the model, the first of which is layer `first`. Donates: pool."""
     prompt_lens = jnp.asarray(batch.prompt_lens)[batch.seq_of_token]
     angles = rope_angles(jnp.asarray(batch.positions), prompt_lens, config)
     num_tokens = jnp.asarray(batch.query_starts)[-1]
     context = StepContext(batch=batch, angles=angles, num_tokens=num_tokens)
     layers = pool.layers()
-    for index, weights in enumerate(params.layers):
-        x, layers[index] = layer(x, layers[index], weights, context, config, config.window(index))
-    return rms_norm(x, params.final_norm, config.norm_eps), KVPool.of(layers)
+    for index, each in enumerate(weights):
+        window = config.window(first + index)
+        x, layers[index] = layer(x, layers[index], each, context, config, window)
+    return x, KVPool.of(layers)
 
 
 @partial(jax.jit, static_argnames=("config", "window"))

@@ -1,5 +1,7 @@
 """Random parameters: a model of the right shape that needs no weights, for tests and benchmarks."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -26,8 +28,12 @@ def dummy_params(config: ModelConfig, seed: int, layout: WeightLayout | None = N
     rng = np.random.default_rng(seed)
     leaves, tree = jax.tree_util.tree_flatten_with_path(abstract_params(config))
     place = (layout or WeightLayout(config)).place
-    make = lambda name, leaf: place(name, _leaf(rng, name, leaf, config.quantisation))  # noqa: E731
-    return jax.tree.unflatten(tree, [make(path[-1].name, leaf) for path, leaf in leaves])
+
+    def make(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> Any:
+        name, layer = path[-1].name, path[1].idx if len(path) > 1 else None
+        return place(name, _leaf(rng, name, leaf, config.quantisation), layer)
+
+    return jax.tree.unflatten(tree, [make(*each) for each in leaves])
 
 
 def _leaf(

@@ -46,7 +46,7 @@ def fill_params(
     def place(item: Parameter) -> Any:
         value = item.read(checkpoint, matrices)
         held = value.read() if is_whole and isinstance(value, StoredFloats) else value
-        return layout.place(item.field, held)
+        return layout.place(item.field, held, item.layer)
 
     with ThreadPoolExecutor(READERS, "weights") as readers:
         arrays = readers.map(place, wanted)

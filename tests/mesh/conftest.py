@@ -18,6 +18,7 @@ SMALL: dict[str, object] = {
     "max_num_seqs": 4,
     "num_gpu_blocks_override": 65,
 }
+SIZE_OPTIONS = ("data_parallel_size", "pipeline_parallel_size", "tensor_parallel_size")
 MODELS = {
     "llama": {"family": "llama", "num_attention_heads": 8, "num_key_value_heads": 8},
     "qwen3": {"family": "qwen3", "num_attention_heads": 16, "num_key_value_heads": 8},
@@ -30,6 +31,7 @@ MODELS = {
         "tie_word_embeddings": True,
         "attention_bias": True,
         "mlp_bias": True,
+        "num_hidden_layers": 3,
     },
 }
 
@@ -53,14 +55,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 @pytest.fixture(scope="session")
 def engine_on(folder: Callable[[str], Path]) -> Iterator[Callable[..., LLM]]:
-    """Make an engine of a model on so many devices, once for each set of options."""
+    """Make an engine of a model on a mesh, once for each set of options."""
     made: dict[tuple, LLM] = {}
 
-    def make(name: str, tensor: int = 1, **options: object) -> LLM:
-        key = (name, tensor, *sorted(options.items()))
+    def make(name: str, mesh: int | tuple[int, int, int] = 1, **options: object) -> LLM:
+        key = (name, mesh, *sorted(options.items()))
         if key not in made:
-            chosen = SMALL | {"tensor_parallel_size": tensor} | options
-            made[key] = LLM(folder(name), **chosen)
+            sizes = mesh if isinstance(mesh, tuple) else (1, 1, mesh)
+            flags = dict(zip(SIZE_OPTIONS, sizes, strict=True))
+            made[key] = LLM(folder(name), **(SMALL | flags | options))
         return made[key]
 
     yield make

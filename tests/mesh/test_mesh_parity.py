@@ -1,5 +1,10 @@
 """A mesh changes where numbers are, not which tokens come out (float32, exact ids)."""
 
+from functools import partial
+from itertools import pairwise
+
+import jax
+import numpy as np
 import pytest
 
 from paged_jax import LLM, SamplingParams
@@ -10,6 +15,7 @@ SHAPES = [
     ("qwen3", 8),
     ("qwen2", 4),  # 2 key/value heads, each on two devices
     ("tied", 3),  # 9 and 3 heads; 320 ids do not divide by 3
+    ("tied", (2, 2, 1)),  # 2 + 1 layers; the last stage has a head of its own
 ]
 
 
@@ -18,18 +24,20 @@ def ids_of(llm: LLM, prompts: list[list[int]], params) -> list[list[list[int]]]:
     return [[list(choice.token_ids) for choice in output.outputs] for output in outputs]
 
 
-@pytest.mark.parametrize(("name", "tensor"), SHAPES)
-def test_greedy_tokens_are_those_of_one_device(engine_on, name, tensor) -> None:
+@pytest.mark.parametrize(("name", "mesh"), SHAPES)
+def test_greedy_tokens_are_those_of_one_device(engine_on, name, mesh) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 
-    ids = ids_of(engine_on(name, tensor), PROMPTS, params)
+    ids = ids_of(engine_on(name, mesh), PROMPTS, params)
 
     assert ids == ids_of(engine_on(name), PROMPTS, params)
     assert len({tuple(choices[0]) for choices in ids}) == len(PROMPTS)
 
 
-@pytest.mark.parametrize(("name", "tensor"), [("llama", 2), ("qwen2", 4), ("tied", 3)])
-def test_drawn_tokens_are_those_of_one_device(engine_on, name, tensor) -> None:
+@pytest.mark.parametrize(
+    ("name", "mesh"), [("llama", 2), ("qwen2", 4), ("tied", 3), ("tied", (2, 2, 1))]
+)
+def test_drawn_tokens_are_those_of_one_device(engine_on, name, mesh) -> None:
     params = [
         SamplingParams(temperature=0.9, seed=1, max_tokens=8, n=3),
         SamplingParams(temperature=1.1, top_p=0.8, seed=2, max_tokens=8),
@@ -39,16 +47,16 @@ def test_drawn_tokens_are_those_of_one_device(engine_on, name, tensor) -> None:
         SamplingParams(temperature=1.0, min_p=0.1, repetition_penalty=1.3, seed=4, max_tokens=8),
     ]
 
-    ids = ids_of(engine_on(name, tensor), PROMPTS, params)
+    ids = ids_of(engine_on(name, mesh), PROMPTS, params)
 
     assert ids == ids_of(engine_on(name), PROMPTS, params)
 
 
-def test_logprobs_are_those_of_one_device(engine_on) -> None:
+@pytest.mark.parametrize("mesh", [3, (2, 2, 1)])
+def test_logprobs_are_those_of_one_device(engine_on, mesh) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=4, logprobs=3, prompt_logprobs=2)
     runs = [
-        engine_on(name, tensor).generate(PROMPTS[:3], params, use_tqdm=False)
-        for name, tensor in (("tied", 3), ("tied", 1))
+        engine_on("tied", each).generate(PROMPTS[:3], params, use_tqdm=False) for each in (mesh, 1)
     ]
 
     for one, other in zip(*runs, strict=True):
@@ -62,9 +70,10 @@ def test_logprobs_are_those_of_one_device(engine_on) -> None:
             assert [entry.logprob for entry in mine.values()] == expected
 
 
-def test_preemption_and_prefix_hits_change_nothing(engine_on) -> None:
+@pytest.mark.parametrize(("mesh", "num_blocks"), [(4, 14), ((1, 2, 2), 14), ((2, 1, 2), 10)])
+def test_preemption_and_prefix_hits_change_nothing(engine_on, mesh, num_blocks) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
-    crowded = engine_on("llama", 4, num_gpu_blocks_override=14)
+    crowded = engine_on("llama", mesh, num_gpu_blocks_override=num_blocks)
     before = crowded.engine.stats()
 
     ids = ids_of(crowded, PROMPTS, params)
@@ -87,10 +96,52 @@ def test_choices_of_one_prompt_share_its_blocks(engine_on) -> None:
     assert ids == ids_of(engine_on("qwen2"), PROMPTS[2:3], params)
 
 
-def test_nothing_is_compiled_after_the_start(engine_on) -> None:
-    llm = engine_on("llama", 4)
+@pytest.mark.parametrize(("name", "mesh"), [("llama", 4), ("tied", (2, 2, 1))])
+def test_nothing_is_compiled_after_the_start(engine_on, name, mesh) -> None:
+    llm = engine_on(name, mesh)
     params = [SamplingParams(temperature=t, seed=1, max_tokens=5, logprobs=1) for t in (0.0, 1.0)]
 
     llm.generate(PROMPTS[:2], params, use_tqdm=False)
 
     assert llm.engine.stats().num_compilations == 0
+
+
+def test_a_pipeline_is_filled_before_it_is_read(engine_on, monkeypatch) -> None:
+    engine = engine_on("llama", (1, 2, 2), num_gpu_blocks_override=14).engine
+    calls, drawn_for = [], []
+    for name in ("_start", "_read"):
+        spy = partial(note_call, calls, drawn_for, name, getattr(engine, name))
+        monkeypatch.setattr(engine, name, spy)
+    params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+    for index, prompt in enumerate(PROMPTS[:2]):
+        engine.add(prompt[:5], params, request_id=str(index))
+
+    while engine.has_work:
+        engine.step()
+
+    assert calls[:6] == ["_start", "_start", "_read", "_start", "_read", "_start"]
+    assert all(len(ids) == 1 for ids in drawn_for)  # half of the sequences
+    assert all(one != other for one, other in pairwise(drawn_for))
+
+
+def note_call(calls, drawn_for, name, function, *arguments):
+    """Note a call, and whom a launched step draws for."""
+    calls.append(name)
+    result = function(*arguments)
+    if name == "_start" and result is not None:
+        drawn_for.append({c.sequence.request.id for c in result.work.chunks if c.num_samples})
+    return result
+
+
+def test_a_replica_has_its_arrays_on_its_own_devices(engine_on) -> None:
+    engines = engine_on("tied", (2, 2, 1)).engine.engines
+    on = [
+        [
+            {device.id for leaf in jax.tree.leaves(part) for device in leaf.devices()}
+            for part in (each.params.layers[:2], each.params.layers[2:], each.pool.k[2:])
+        ]
+        for each in engines
+    ]
+
+    assert on == [[{0}, {1}, {1}], [{2}, {3}, {3}]]
+    assert jax.tree.all(jax.tree.map(np.array_equal, *(each.params for each in engines)))

@@ -10,12 +10,20 @@ import pytest
 from drive import make_sequences
 from tiny import tiny_model_config
 
-from paged_jax.config import CacheConfig, MeshShape, ModelConfig, Quantisation
+from paged_jax.config import (
+    CacheConfig,
+    EngineConfig,
+    MeshShape,
+    ModelConfig,
+    Quantisation,
+    SchedulerConfig,
+)
 from paged_jax.device.kv_pool import init_pool
 from paged_jax.device.sharding import POOL, REPLICATED, device_bytes_of, jit_on, make_mesh
 from paged_jax.device.step_batch import BatchShape, pack
 from paged_jax.host.request import Chunk
-from paged_jax.models.layout import WeightLayout, divided
+from paged_jax.models.layout import WeightLayout, divided, with_own_head
+from paged_jax.staged_programs import StagedPrograms
 from paged_jax.step import backbone
 from paged_jax.weights.dummy import dummy_params
 
@@ -94,3 +102,20 @@ def test_one_device_has_no_mesh() -> None:
     assert make_mesh(MeshShape()) is None
     _, program, _ = run(LLAMA, 1)
     assert COLLECTIVE.findall(program.as_text()) == []
+
+
+def test_stages_exchange_no_more_than_their_layers_do() -> None:
+    shape = MeshShape(stage=2, tensor=2)
+    mesh, model = make_mesh(shape), divided(LLAMA, 2)
+    params = with_own_head(
+        dummy_params(LLAMA, 0, WeightLayout(LLAMA, mesh)), WeightLayout(LLAMA, mesh)
+    )
+    programs = StagedPrograms(EngineConfig(model, CACHE, SchedulerConfig(2, 8, 32), mesh=shape))
+    pool = init_pool(model, CACHE, mesh)
+
+    stages = [programs.lower_stage(params, pool, 8, index).compile() for index in range(2)]
+
+    found = [COLLECTIVE.findall(stage.as_text()) for stage in stages]
+    assert found == [["all-reduce"] * 3, ["all-reduce"] * 2]  # the embedding's is the first
+    donated = [stage.memory_analysis().alias_size_in_bytes for stage in stages]
+    assert donated == [device_bytes_of(pool)] * 2

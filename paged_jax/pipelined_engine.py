@@ -1,0 +1,78 @@
+"""The engine of a pipeline: as many steps in flight as there are stages, so that none is idle.
+
+A sequence whose token is being drawn is in no other step, so each step in flight has sequences of
+its own; each takes its share of those there are. Chunks of one prompt may follow each other through
+the stages.
+"""
+
+from collections import deque
+from collections.abc import Sequence as Seq
+from pathlib import Path
+
+from paged_jax.config import EngineConfig
+from paged_jax.device.draw_extras import LogitsProcessor
+from paged_jax.engine import Engine
+from paged_jax.host.invalid_request import InvalidRequest
+from paged_jax.host.sampling_params import SamplingParams
+from paged_jax.host.saved import SnapshotError
+from paged_jax.launched import LaunchedStep
+from paged_jax.models.params import ModelParams
+from paged_jax.outputs import RequestDelta
+from paged_jax.text.tokenizer import Tokenizer
+
+
+class PipelinedEngine(Engine):
+    """An Engine whose step launches one step and, once the pipeline is full, reads the oldest."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        params: ModelParams,
+        tokenizer: Tokenizer,
+        *,
+        default_sampling: dict[str, object] | None = None,
+        logits_processor: LogitsProcessor | None = None,
+    ):
+        super().__init__(
+            config,
+            params,
+            tokenizer,
+            default_sampling=default_sampling,
+            logits_processor=logits_processor,
+        )
+        self._num_lanes = config.mesh.stage if self.config.async_scheduling else 1
+        self._flying: deque[LaunchedStep] = deque()
+
+    def check(self, prompt: Seq[int], params: SamplingParams) -> None:
+        """Raise InvalidRequest if this can never be served, as a beam search by a pipeline."""
+        if params.beams is not None:
+            raise InvalidRequest(
+                "use_beam_search needs a server with --pipeline-parallel-size 1", "use_beam_search"
+            )
+        super().check(prompt, params)
+
+    def snapshot(self, path: str | Path) -> None:
+        """Refuse: steps in flight are not captured."""
+        raise SnapshotError("a snapshot needs --pipeline-parallel-size 1")
+
+    def restore(self, path: str | Path) -> list[RequestDelta]:
+        """Refuse: a pool in stages is not filled."""
+        raise SnapshotError("restoring a snapshot needs --pipeline-parallel-size 1")
+
+    def step(self) -> list[RequestDelta]:
+        """Launch a step; deliver what the oldest drew if all stages have work, or none is left."""
+        launched = self._launch_beside()
+        if launched is not None:
+            self._flying.append(launched)
+        is_filling = launched is not None and len(self._flying) < self._num_lanes
+        is_read = self._flying and not is_filling
+        deltas = (self._read(self._flying.popleft()) if is_read else []) + self._failed
+        self._failed = []
+        if not self.scheduler.has_work:
+            self._flying.clear()  # nobody wants what they draw
+        return deltas
+
+    def _launch_beside(self) -> LaunchedStep | None:
+        """Start a step of sequences that no step in flight draws for."""
+        flying = [step.work for step in self._flying]
+        return self._start(lambda: self.scheduler.schedule_beside(flying, self._num_lanes))
