@@ -15,6 +15,7 @@ COMMANDS = {
     "host": "the host's share of a step, against the number of sequences",
     "kernels": "how fast the parts of a step are on this device, every back end",
     "latency": "how long one batch takes, again and again",
+    "mesh": "one trace on several layouts of devices: collectives, memory, step time, a picture",
     "programs": "what each compiled program needs, and the least time it could take",
     "results_table": "the table of what compare measured, in Markdown",
     "scaling": "tokens/s against concurrent requests, step time against context; a picture",
