@@ -99,10 +99,11 @@ class Engine:
 
         Compiles the grammar of a structured answer: not for the stepping thread.
         """
-        self._check_size(prompt, params)
+        self.check_size(prompt, params)
         self.rules.compile(params)
 
-    def _check_size(self, prompt: Seq[int], params: SamplingParams) -> None:
+    def check_size(self, prompt: Seq[int], params: SamplingParams) -> None:
+        """Do what `check` does, without the grammar; cheap enough for the stepping thread."""
         check_request(prompt, params, self.config)
         self.scheduler.check_fits(len(prompt), params.n)
         if params.beams is not None:
@@ -126,7 +127,7 @@ class Engine:
         Raises:
             InvalidRequest: it can never be served, or the id is in use.
         """
-        self._check_size(prompt, params)
+        self.check_size(prompt, params)
         grammar = grammar or self.rules.compile(params)
         request = make_request(
             prompt,

@@ -43,13 +43,13 @@ class PipelinedEngine(Engine):
         self._num_lanes = config.mesh.stage if self.config.async_scheduling else 1
         self._flying: deque[LaunchedStep] = deque()
 
-    def check(self, prompt: Seq[int], params: SamplingParams) -> None:
+    def check_size(self, prompt: Seq[int], params: SamplingParams) -> None:
         """Raise InvalidRequest if this can never be served, as a beam search by a pipeline."""
         if params.beams is not None:
             raise InvalidRequest(
                 "use_beam_search needs a server with --pipeline-parallel-size 1", "use_beam_search"
             )
-        super().check(prompt, params)
+        super().check_size(prompt, params)
 
     def snapshot(self, path: str | Path) -> None:
         """Refuse: steps in flight are not captured."""

@@ -80,30 +80,24 @@ class _Replica:
     def start(self) -> Future[Delivery]:
         """Begin a step unless one is under way."""
         if self.stepping is None:
-            self.stepping = self.worker.submit(self._step, *self._take_added())
+            self.stepping = self._submit(self.engine.step)
         return self.stepping
 
     def abort(self, request_id: str) -> RequestDelta | None:
         """End a request once the step under way is done."""
-        added = self._take_added()
-        delta, self.stats = self.worker.submit(self._abort, request_id, *added).result()
+        delta, self.stats = self._submit(partial(self.engine.abort, request_id)).result()
         return delta
 
-    def _take_added(self) -> list[Callable[[], None]]:
+    def _submit(self, work: Callable[[], T]) -> Future[tuple[T, EngineStats]]:
+        """Let the thread make the calls that were added, then work."""
         added, self.added = self.added, []
-        return added
 
-    def _step(self, *added: Callable[[], None]) -> Delivery:
-        for call in added:
-            call()
-        return self.engine.step(), self.engine.stats()
+        def run() -> tuple[T, EngineStats]:
+            for call in added:
+                call()
+            return work(), self.engine.stats()
 
-    def _abort(
-        self, request_id: str, *added: Callable[[], None]
-    ) -> tuple[RequestDelta | None, EngineStats]:
-        for call in added:
-            call()
-        return self.engine.abort(request_id), self.engine.stats()
+        return self.worker.submit(run)
 
 
 class _InTurn:
@@ -198,7 +192,9 @@ class Replicas:
         Raises:
             InvalidRequest: it can never be served, or the id is in use.
         """
-        self.check(prompt, params)
+        engine = self._replicas[0].engine
+        engine.check_size(prompt, params)
+        grammar = grammar or self.rules.compile(params)
         if request_id in self._owner:
             raise InvalidRequest(f"request id {request_id!r} is in use", "request_id")
         replica = self._owner[request_id] = self._place(prompt, cache_salt)

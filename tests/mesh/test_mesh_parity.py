@@ -7,7 +7,8 @@ import jax
 import numpy as np
 import pytest
 
-from paged_jax import LLM, SamplingParams
+from paged_jax import LLM, InvalidRequest, SamplingParams
+from paged_jax.host.sampling_params import BeamSearchParams, beam_sampling
 
 PROMPTS = [[3 + (7 * i + j) % 250 for j in range(5 + 9 * i)] for i in range(6)]
 SHAPES = [
@@ -131,6 +132,15 @@ def note_call(calls, drawn_for, name, function, *arguments):
     if name == "_start" and result is not None:
         drawn_for.append({c.sequence.request.id for c in result.work.chunks if c.num_samples})
     return result
+
+
+def test_a_pipeline_refuses_beams_when_they_are_added(engine_on) -> None:
+    engine = engine_on("llama", (1, 2, 2), num_gpu_blocks_override=14).engine
+    params = beam_sampling(BeamSearchParams(beam_width=2, max_tokens=4))
+
+    with pytest.raises(InvalidRequest, match="--pipeline-parallel-size 1"):
+        engine.add(PROMPTS[0], params, request_id="beams")
+    assert engine.num_live == 0
 
 
 def test_a_replica_has_its_arrays_on_its_own_devices(engine_on) -> None:
