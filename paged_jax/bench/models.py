@@ -44,3 +44,10 @@ SMOLLM2_135M = ModelConfig(
     tie_embeddings=True,
     dtype="bfloat16",
 )
+
+
+def num_layer_weights(config: ModelConfig) -> int:
+    """Return how many numbers the matrices of all layers have."""
+    heads = 2 * (config.num_q_heads + config.num_kv_heads)  # q and o, k and v
+    layer = config.embed_dim * (heads * config.head_dim + 3 * config.mlp_dim)
+    return config.num_layers * layer

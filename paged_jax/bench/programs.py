@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paged_jax.bench.machine import machine_facts
+from paged_jax.bench.models import num_layer_weights
 from paged_jax.bench.report import write_json
-from paged_jax.config import ModelConfig, OptionError
+from paged_jax.config import OptionError
 from paged_jax.flags import add_engine_flags, read_engine_args
 
 if TYPE_CHECKING:
@@ -114,15 +115,9 @@ def _work(engine: "Engine", key: tuple[str, int]) -> tuple[int, int]:
         return 0, 2 * size * pool_bytes // engine.config.cache.num_blocks
     if name == "backbone":
         written = size * pool_bytes // slots
-        return 2 * size * _layer_weights(model), weights(engine.params.layers) + written
+        return 2 * size * num_layer_weights(model), weights(engine.params.layers) + written
     head = engine.params.embed if engine.params.unembed is None else engine.params.unembed
     return 2 * size * model.embed_dim * model.vocab_size, weights(head)
-
-
-def _layer_weights(model: ModelConfig) -> int:
-    """Numbers in the layers' matrices."""
-    heads = 2 * (model.num_q_heads + model.num_kv_heads) * model.head_dim
-    return model.num_layers * model.embed_dim * (heads + 3 * model.mlp_dim)
 
 
 def _cells(report: ProgramReport, rates: tuple[float, float]) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ import numpy as np
 
 from paged_jax.bench.arrays import random_params
 from paged_jax.bench.cases import Case, Measurement
+from paged_jax.bench.models import num_layer_weights
 from paged_jax.bench.sizes import Queries, Sizes
 from paged_jax.bench.timing import Effort, measure
 from paged_jax.config import CacheConfig, ModelConfig
@@ -137,9 +138,7 @@ def step_bytes(step: Step, params: ModelParams) -> int:
 def step_flops(step: Step) -> int:
     """Return the floating point operations of a step."""
     config = step.config
-    heads = 2 * config.num_q_heads + 2 * config.num_kv_heads  # q and o, k and v
-    layer = config.embed_dim * (heads * config.head_dim + 3 * config.mlp_dim)
-    products = 2 * step.num_tokens * layer * config.num_layers
+    products = 2 * step.num_tokens * num_layer_weights(config)
     head = 2 * step.queries.num_seqs * config.embed_dim * config.vocab_size
     pair = 4 * config.num_q_heads * config.head_dim * config.num_layers
     return products + head + pair * step.queries.num_pairs

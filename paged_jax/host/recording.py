@@ -8,7 +8,9 @@ The file holds prompts and answers as token ids: whoever reads it reads them.
 
 import json
 import time
+from collections.abc import Generator
 from collections.abc import Sequence as Seq
+from contextlib import contextmanager
 from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -57,11 +59,8 @@ class RecordingScheduler(Scheduler):
     def fork(self, request: Request, parent: Sequence) -> Sequence:
         """Start a request on another's blocks."""
         with_parent = (parent.request.id, parent.index)
-        self._is_inside = True
-        try:
+        with self._inside():
             child = super().fork(request, parent)
-        finally:
-            self._is_inside = False
         self._write("fork", request=request_to_json(request), parent=with_parent)
         return child
 
@@ -81,20 +80,14 @@ class RecordingScheduler(Scheduler):
         """Append what a step has drawn."""
         drawn = [list(map(int, each)) for each in tokens]
         self._write("commit", step=self._numbers.pop(id(step)), tokens=drawn)
-        self._is_inside = True
-        try:
+        with self._inside():
             return super().commit(step, tokens)
-        finally:
-            self._is_inside = False
 
     def abort(self, request_id: str) -> list[Sequence]:
         """End a request."""
         self._write("abort", id=request_id)
-        self._is_inside = True
-        try:
+        with self._inside():
             return super().abort(request_id)
-        finally:
-            self._is_inside = False
 
     def finish(
         self, sequence: Sequence, reason: FinishReason, stop_reason: int | str | None = None
@@ -104,6 +97,15 @@ class RecordingScheduler(Scheduler):
         if not (self._is_inside or has_ended):
             self._write("finish", sequence=name_of(sequence), reason=reason, stop=stop_reason)
         super().finish(sequence, reason, stop_reason)
+
+    @contextmanager
+    def _inside(self) -> Generator[None, None, None]:
+        """Write none of the calls that the one inside makes."""
+        self._is_inside = True
+        try:
+            yield
+        finally:
+            self._is_inside = False
 
     def _note_reset(self) -> None:
         if self.pool.num_resets > self._num_resets:

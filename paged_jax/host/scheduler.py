@@ -349,7 +349,6 @@ class Scheduler:
             is_awaited = sequence in plan.awaited  # preempted while its step is in flight
             if is_awaited or not self._tables.can_start(sequence, hits):
                 return
-            self._waiting.pop(0)
             num_seats -= sequence.num_samples
             copy = self._admit(sequence, hits)
             self._place(sequence, min(sequence.num_missing, plan.budget), plan, copy)
@@ -363,10 +362,8 @@ class Scheduler:
         self._tables.start(sequence, hits)
         head = self._prefix.find_head(sequence)
         copy = self._tables.start_inside(sequence, *head) if head else None
-        sequence.status = Status.RUNNING
-        self._running.append(sequence)
         self._prefix.note_admission(sequence)
-        self._policy.note_admitted(sequence)
+        self._seat(sequence)
         return copy
 
     def _choices(self, sequence: Sequence) -> list[Sequence]:
