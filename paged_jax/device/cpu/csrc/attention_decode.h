@@ -36,7 +36,7 @@ struct Split {
 // The keys or values of a split as memory to be asked for, a few cache lines at a time.
 class Ahead {
  public:
-  Ahead() = default;
+  Ahead() {}  // leaves rows_ as they are, where `= default` would have them cleared
   template <class T>
   Ahead(const Attention<T>& call, const T* pool, const Split& split)
       : pool_(reinterpret_cast<const char*>(pool + split.first * call.head_dim)),

@@ -158,16 +158,18 @@ template <class W, class Pool>
 void multiply(Pool& pool, const Product<W>& product) {
   if (product.rows == 0) return;
   int64_t row_bytes = product.inner * sizeof(*product.x.first);
-  int64_t block = std::max<int64_t>(kRowBlockBytes / row_bytes, 2 * kMaxTileRows);
-  int64_t blocks = (product.rows + block - 1) / block;
+  int64_t tiles = (product.rows + kMaxTileRows - 1) / kMaxTileRows;
+  int64_t tiles_of_block = std::max<int64_t>(kRowBlockBytes / row_bytes / kMaxTileRows, 2);
+  int64_t blocks = (tiles + tiles_of_block - 1) / tiles_of_block;
   int64_t columns = product.num_columns();
   int64_t panel_bytes = panel_size<W>(product.inner) * sizeof(W) * (product.is_gated ? 2 : 1);
   int64_t groups = (columns + 1) / 2;
   groups = std::max<int64_t>(1, std::min(groups, columns * panel_bytes / kTaskBytes));
   parallel_for(pool, blocks * groups, [&](int64_t task) {
     int64_t of_rows = task / groups, of_columns = task % groups;
-    int64_t row = part_start(product.rows, blocks, of_rows);
-    int64_t end_row = part_start(product.rows, blocks, of_rows + 1);
+    int64_t row = part_start(tiles, blocks, of_rows) * kMaxTileRows;
+    int64_t end_row = part_start(tiles, blocks, of_rows + 1) * kMaxTileRows;
+    end_row = std::min(end_row, product.rows);
     int64_t column = part_start(columns, groups, of_columns);
     int64_t end = part_start(columns, groups, of_columns + 1);
     multiply_block(product, row, end_row, column, end);
