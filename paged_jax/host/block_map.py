@@ -62,7 +62,7 @@ def block_map(scheduler: Scheduler) -> BlockMap:
         num_blocks=pool.num_usable,
         block_size=scheduler.cache.block_size,
         refs=tuple(map(pool.ref_count, shown)),
-        cached=tuple(map(pool.is_cached, shown)),
+        cached=tuple(map(pool.is_published, shown)),
         owners=tuple(owner_of.get(block, -1) for block in shown),
         sequences=tuple(map(_view, sequences)),
         num_evicted=pool.num_evicted,

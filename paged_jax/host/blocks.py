@@ -87,10 +87,6 @@ class BlockPool:
         """Return whether the block can be found by its hash."""
         return block in self._hash_of
 
-    def is_cached(self, block: int) -> bool:
-        """Whether the block can be found by its hash."""
-        return block in self._hash_of
-
     def match_prefix(self, hashes: Iterable[bytes]) -> list[int]:
         """Return a block for each hash up to the first unknown one. Takes no reference."""
         blocks: list[int] = []

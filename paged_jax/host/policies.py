@@ -1,18 +1,17 @@
 """The order of service, one small class for each policy: who is admitted first, and preempted last.
 
-The `Scheduler` keeps waiting sequences sorted by rank: the policy's key, then the number of the
-arrival, then the choice. The smallest rank is served next. A sequence keeps the rank with which it
-was admitted, and of the running ones the largest loses its blocks first.
+What a policy says goes into a sequence's rank (queues.py): the smallest rank is served next, and of
+the running sequences the largest loses its blocks first.
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from importlib import import_module
 from typing import Protocol, cast
 
 from paged_jax.config import OptionError
 from paged_jax.host.prefix import PrefixCache
-from paged_jax.host.request import Sequence, Status
+from paged_jax.host.request import Sequence
 
 
 class Policy(Protocol):
@@ -145,25 +144,3 @@ def make_policy(name: str) -> Policy:
             f"--scheduling-policy must be one of {', '.join(POLICIES)} or MODULE:CLASS,"
             f" not {name!r}: {error}"
         ) from error
-
-
-def first_waiting(waiting: list[Sequence], policy: Policy, num_seats: int) -> Sequence | None:
-    """Bring waiting sequences into the order that holds now; return the first if seats suffice."""
-    if policy.is_dynamic:
-        for sequence in waiting:
-            sequence.rank = (*policy.key(sequence), *sequence.rank[-2:])
-        waiting.sort(key=lambda sequence: sequence.rank)
-    return waiting[0] if waiting and waiting[0].num_samples <= num_seats else None
-
-
-def check_queues(
-    running: list[Sequence], waiting: list[Sequence], live: Collection[Sequence]
-) -> None:
-    """Raise AssertionError unless every sequence is in the right queue and in its place."""
-    assert set(live) == {*running, *waiting}, "a sequence is in no queue"
-    assert len(live) == len(running) + len(waiting), "a sequence is in two queues"
-    assert all(sequence.status is Status.RUNNING for sequence in running)
-    assert all(sequence.status is Status.WAITING for sequence in waiting)
-    assert not any(sequence.block_table for sequence in waiting), "waiting with blocks"
-    ranks = [sequence.rank for sequence in waiting]
-    assert ranks == sorted(ranks), "the waiting queue is out of order"

@@ -7,7 +7,6 @@ knows no arrays and no clock, so a simulator can drive it. Call `schedule` and `
 schedule one step ahead, while what the step before it draws is pending.
 """
 
-from bisect import insort
 from collections.abc import Sequence as Seq
 
 from paged_jax.config import CacheConfig, SchedulerConfig
@@ -17,8 +16,9 @@ from paged_jax.host.forking import num_shareable
 from paged_jax.host.invalid_request import InvalidRequest
 from paged_jax.host.limits import check_beams_fit, check_fits
 from paged_jax.host.plan import BlockCopy, StepPlan
-from paged_jax.host.policies import Policy, check_queues, first_waiting, make_policy
+from paged_jax.host.policies import Policy, make_policy
 from paged_jax.host.prefix import PrefixCache
+from paged_jax.host.queues import Queues
 from paged_jax.host.request import (
     Chunk,
     FinishReason,
@@ -53,32 +53,29 @@ class Scheduler:
         self._prefix = PrefixCache(self.pool, cache)
         self._policy = policy or make_policy(config.policy)
         self._policy.start(self._prefix)
-        self._running: list[Sequence] = []  # in order of admission
-        self._waiting: list[Sequence] = []  # sorted by rank
-        self._live: dict[str, list[Sequence]] = {}  # unfinished sequences of each request
-        self._num_added = 0
+        self._queues = Queues(self._policy, config.max_seqs)
         # A sequence ends where not even the whole pool has room for its next token.
         self._max_len = min(config.max_model_len, self._tables.capacity + 1)
 
     @property
     def has_work(self) -> bool:
         """Whether any sequence is unfinished."""
-        return bool(self._live)
+        return bool(self._queues.of_request)
 
     @property
     def num_running(self) -> int:
         """Sequences that hold blocks; a request not yet forked counts once."""
-        return len(self._running)
+        return len(self._queues.running)
 
     @property
     def num_waiting(self) -> int:
         """Sequences that are new or were preempted."""
-        return len(self._waiting)
+        return len(self._queues.waiting)
 
     @property
     def sequences(self) -> list[Sequence]:
         """Those that hold blocks as admitted, then those that wait in order of service."""
-        return [*self._running, *self._waiting]
+        return [*self._queues.running, *self._queues.waiting]
 
     @property
     def prefix_queries(self) -> int:
@@ -105,15 +102,11 @@ class Scheduler:
         Raises:
             InvalidRequest: its id is in use, or it could never be served.
         """
-        if request.id in self._live:
+        if self.live(request.id):
             raise InvalidRequest(f"request id {request.id!r} is in use", "request_id")
         self.check_fits(len(request.prompt), request.n)
         sequence = Sequence(request, fork_pending=request.n > 1)
-        self._num_added += 1
-        self._policy.note_added(sequence, self._waiting)
-        sequence.rank = (*self._policy.key(sequence), self._num_added, 0)
-        self._live[request.id] = [sequence]
-        self._enqueue(sequence)
+        self._queues.add([sequence])
         return sequence
 
     def fork(self, request: Request, parent: Sequence) -> Sequence:
@@ -129,31 +122,26 @@ class Scheduler:
         if num_shared and self.has_seats(child):
             self._tables.share(parent, child, num_shared)
             child.num_cached = num_shared
-            self._seat(child)
+            self._queues.seat(child)
         return child
 
     def adopt(self, choices: Seq[Sequence]) -> None:
         """Queue the unfinished choices of a request that began elsewhere."""
-        self._live[choices[0].request.id] = list(choices)
-        self._num_added += 1
-        for sequence in choices:
-            self._policy.note_added(sequence, self._waiting)
-            sequence.rank = (*self._policy.key(sequence), self._num_added, sequence.index)
-            self._enqueue(sequence)
+        self._queues.add(choices)
 
     def has_seats(self, sequence: Sequence) -> bool:
         """Return whether a waiting sequence, with all its choices, could run beside the others."""
-        return self._num_seats_taken() + sequence.num_samples <= self.config.max_seqs
+        return self._queues.has_seats(sequence)
 
     def resume(self, sequence: Sequence, block_table: list[int], num_computed: int) -> None:
         """Let a waiting sequence run on blocks that hold its first tokens; it has a seat."""
         sequence.block_table, sequence.num_computed = block_table, num_computed
-        self._seat(sequence)
+        self._queues.seat(sequence)
         self._prefix.publish(sequence)
 
     def live(self, request_id: str) -> Seq[Sequence]:
         """Return the unfinished sequences of a request; none if it has ended."""
-        return tuple(self._live.get(request_id, ()))
+        return tuple(self._queues.of_request.get(request_id, ()))
 
     def schedule(self, *, ahead_of: ScheduledStep | None = None) -> ScheduledStep:
         """Decide the next step and advance the sequences as if it had run.
@@ -186,9 +174,9 @@ class Scheduler:
             self._prefix.publish(sequence)
         if not plan.preempted:
             self._admit_waiting(plan)
-        if is_alone and not (plan.chunks or plan.preempted) and self._running:
+        if is_alone and not (plan.chunks or plan.preempted) and self._queues.running:
             # All that runs are beams whose siblings find no blocks: the last gives its own up.
-            self._preempt(max(self._running, key=lambda running: running.rank), plan)
+            self._preempt(self._queues.last_running(), plan)
         self.num_copies += len(plan.copies)
         return plan.close()
 
@@ -217,21 +205,19 @@ class Scheduler:
         Args:
             picks: for each new beam the index of the one it continues, and its next token.
         """
-        old = self._live[request_id]
+        old = self.live(request_id)
         assert all(beam.status is Status.RUNNING for beam in old), "a beam has not been computed"
         parents = {beam.index: beam for beam in old}
         children = [self._child(parents[parent], index) for index, (parent, _) in enumerate(picks)]
         for child, (parent, token) in zip(children, picks, strict=True):
             child.output = [*parents[parent].output, token]
-        at = min(map(self._running.index, old))
-        self._running[at:at] = children
-        for beam in tuple(old):
+        self._queues.insert(min(map(self._queues.running.index, old)), children)
+        for beam in old:
             self.finish(beam, FinishReason.STOP)
-        self._live[request_id] = children
 
     def abort(self, request_id: str) -> list[Sequence]:
         """End all sequences of a request and return them; an unknown id has ended already."""
-        sequences = list(self._live.get(request_id, ()))
+        sequences = list(self.live(request_id))
         for sequence in sequences:
             self.finish(sequence, FinishReason.ABORT)
         return sequences
@@ -242,20 +228,14 @@ class Scheduler:
         """End a sequence and release its blocks; does nothing if it has ended already."""
         if sequence.status is Status.FINISHED:
             return
-        queue = self._running if sequence.status is Status.RUNNING else self._waiting
-        queue.remove(sequence)
+        self._queues.remove(sequence)
         self._prefix.publish_rest(sequence)
         self._tables.release(sequence)
-        sequence.status = Status.FINISHED
         sequence.finish_reason, sequence.stop_reason = reason, stop_reason
-        siblings = self._live[sequence.request.id]
-        siblings.remove(sequence)
-        if not siblings:
-            del self._live[sequence.request.id]
 
     def usage(self) -> PoolUsage:
         """Return how full the pool is."""
-        return self._tables.usage(self._running)
+        return self._tables.usage(self._queues.running)
 
     @property
     def max_len(self) -> int:
@@ -264,30 +244,12 @@ class Scheduler:
 
     def check(self) -> None:
         """Raise AssertionError unless queues, block tables and pool agree."""
-        self._tables.check(self._running)
-        live = [sequence for sequences in self._live.values() for sequence in sequences]
-        check_queues(self._running, self._waiting, live)
-        assert self._num_seats_taken() <= self.config.max_seqs, "too many sequences run"
-
-    def _enqueue(self, sequence: Sequence) -> None:
-        """Put a sequence into the waiting queue: by FCFS a preempted one comes out at the front."""
-        sequence.status = Status.WAITING
-        insort(self._waiting, sequence, key=lambda waiting: waiting.rank)
-
-    def _seat(self, sequence: Sequence) -> None:
-        """Let a waiting sequence, which has been given its blocks, run."""
-        self._waiting.remove(sequence)
-        sequence.status = Status.RUNNING
-        self._running.append(sequence)
-        self._policy.note_admitted(sequence)
-
-    def _num_seats_taken(self) -> int:
-        """Running sequences, counting a request that is going to fork as its n."""
-        return sum(sequence.num_samples for sequence in self._running)
+        self._tables.check(self._queues.running)
+        self._queues.check()
 
     def _schedule_running(self, plan: StepPlan) -> None:
         """Give running sequences their missing tokens, in order, as far as the budget reaches."""
-        for sequence in tuple(self._running):
+        for sequence in tuple(self._queues.running):
             if plan.is_full:
                 return
             length = min(num_ready(sequence, max_len=self._max_len), plan.budget)
@@ -301,8 +263,7 @@ class Scheduler:
         Returns whether they are; if not, the sequence has been preempted itself.
         """
         while not self._tables.can_grow(sequence, length):
-            victim = max(self._running, key=lambda running: running.rank)
-            self._preempt(victim, plan)
+            self._preempt(self._queues.last_running(), plan)
             if sequence.status is not Status.RUNNING:
                 return False
         return True
@@ -328,12 +289,11 @@ class Scheduler:
 
     def _give_up(self, sequence: Sequence, plan: StepPlan) -> None:
         plan.preempt(sequence)
-        self._running.remove(sequence)
         self._tables.release(sequence)
         sequence.num_computed = sequence.num_pending = 0
         sequence.num_preemptions += 1
         self.num_preemptions += 1
-        self._enqueue(sequence)
+        self._queues.unseat(sequence)
 
     def _admit_waiting(self, plan: StepPlan) -> None:
         """Admit waiting sequences in order until budget, seats or blocks run out.
@@ -341,15 +301,11 @@ class Scheduler:
         Budget is left only if every running sequence gets all its missing tokens in this step, and
         the blocks they fill are published by now: so no block is computed twice side by side.
         """
-        num_seats = self.config.max_seqs - self._num_seats_taken()
-        while not plan.is_full and (
-            sequence := first_waiting(self._waiting, self._policy, num_seats)
-        ):
+        while not plan.is_full and (sequence := self._queues.first_waiting()):
             hits = self._prefix.lookup(sequence)
             is_awaited = sequence in plan.awaited  # preempted while its step is in flight
             if is_awaited or not self._tables.can_start(sequence, hits):
                 return
-            num_seats -= sequence.num_samples
             copy = self._admit(sequence, hits)
             self._place(sequence, min(sequence.num_missing, plan.budget), plan, copy)
             self._prefix.publish(sequence)
@@ -363,7 +319,7 @@ class Scheduler:
         head = self._prefix.find_head(sequence)
         copy = self._tables.start_inside(sequence, *head) if head else None
         self._prefix.note_admission(sequence)
-        self._seat(sequence)
+        self._queues.seat(sequence)
         return copy
 
     def _choices(self, sequence: Sequence) -> list[Sequence]:
@@ -371,11 +327,9 @@ class Scheduler:
         if not sequence.fork_pending:
             return [sequence]
         sequence.fork_pending = False
-        choices = [sequence, *(self._child(sequence, i) for i in range(1, sequence.request.n))]
-        at = self._running.index(sequence)
-        self._running[at : at + 1] = choices
-        self._live[sequence.request.id] = list(choices)
-        return choices
+        others = [self._child(sequence, index) for index in range(1, sequence.request.n)]
+        self._queues.insert(self._queues.running.index(sequence) + 1, others)
+        return [sequence, *others]
 
     def _child(self, sequence: Sequence, index: int) -> Sequence:
         child = sequence.sibling(index)

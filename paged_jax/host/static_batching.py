@@ -22,12 +22,12 @@ class StaticScheduler(Scheduler):
         return 0 if self._is_open else max(0, self._batch_size - len(step.chunks))
 
     def _admit_waiting(self, plan: StepPlan) -> None:
-        if not self._running:
+        if not self.num_running:
             self._is_open, self._batch_size = True, 0
         if self._is_open:
             super()._admit_waiting(plan)
-            self._batch_size = max(self._batch_size, self._num_seats_taken())
-            self._is_open = plan.budget == 0 and bool(self._waiting)
+            self._batch_size = max(self._batch_size, self._queues.num_seats_taken)
+            self._is_open = plan.budget == 0 and self.num_waiting > 0
 
 
 class StaticTiming(ModelledTiming):

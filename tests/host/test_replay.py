@@ -50,8 +50,9 @@ def recorded_run(path: Path) -> tuple[RecordingScheduler, list[tuple]]:
 
 
 def state_of(scheduler) -> tuple:
-    live = [*scheduler._running, *scheduler._waiting]
-    return tuple((s.request.id, s.index, tuple(s.block_table), s.num_computed) for s in live)
+    return tuple(
+        (s.request.id, s.index, tuple(s.block_table), s.num_computed) for s in scheduler.sequences
+    )
 
 
 def test_every_step_comes_out_as_recorded_and_leaves_the_same_tables(tmp_path: Path) -> None:

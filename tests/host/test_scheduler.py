@@ -111,7 +111,7 @@ def test_fcfs_ignores_priority():
 def refusal(scheduler: Scheduler, request: Request) -> tuple[str, str | None]:
     with pytest.raises(InvalidRequest) as caught:
         scheduler.add(request)
-    assert scheduler.num_waiting == len(scheduler._live)
+    assert scheduler.num_waiting == len(scheduler.sequences)
     return str(caught.value), caught.value.param
 
 
