@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, Int
 
 from paged_jax.device import platform
 from paged_jax.device.cpu import kernels
+from paged_jax.device.cpu import top_k as cpu_top_k
 from paged_jax.device.cpu.argmax import argmax
 from paged_jax.device.draw_extras import NO_EXTRAS, DrawExtras, mask_logits, with_xtc
 from paged_jax.device.sampling_rows import SamplingRows
@@ -104,7 +105,7 @@ def position_logprobs(
     norm = jax.nn.logsumexp(logits, axis=-1) if is_normalised else jnp.zeros(logits.shape[0])
     chosen = jnp.take_along_axis(logits, targets[:, None], axis=-1)
     rank = 1 + jnp.sum(logits > chosen, axis=-1, dtype=jnp.int32)
-    top, top_ids = lax.top_k(logits, max_logprobs)
+    top, top_ids = _top_k(logits, max_logprobs)
     return SampleOutput(
         tokens=targets,
         logprob=chosen[:, 0] - norm,
@@ -159,6 +160,13 @@ def first_largest(
     tiles = _tiled(_limited(logits, limit), -jnp.inf)
     tile = jnp.argmax(jnp.max(tiles, axis=-1), axis=-1).astype(jnp.int32)
     return tile * VOCAB_TILE + jnp.argmax(_pick(tiles, tile), axis=-1).astype(jnp.int32)
+
+
+def _top_k(logits: Array, k: int) -> tuple[Array, Array]:
+    """The k largest values of each row, falling, and their ids."""
+    largest = cpu_top_k.top_k if kernels.are_usable() else lax.top_k
+    values, ids = largest(logits, k)
+    return values, ids
 
 
 def _tiled(values: Array, padding: float) -> Array:
@@ -250,7 +258,7 @@ def _filter(logits: Array, weights: Array, rows: SamplingRows) -> Array:
     candidates, or else by a search over all values: exact either way, and nothing is sorted.
     """
     vocab = logits.shape[-1]
-    candidates = lax.top_k(logits, min(NUM_CANDIDATES, vocab))[0]  # [rows candidates], falling
+    candidates = _top_k(logits, min(NUM_CANDIDATES, vocab))[0]  # [rows candidates], falling
     # Without the barrier XLA narrows the slice for some users and then sorts the whole vocabulary.
     candidates = lax.optimization_barrier(candidates)
     size = jnp.sum(weights >= rows.min_p[:, None], axis=-1, dtype=jnp.int32)

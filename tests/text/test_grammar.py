@@ -56,7 +56,7 @@ def walk(compiler: GrammarCompiler, form: Grammar, seed: int, limit: int = 400) 
         (Form(grammar='root ::= "a" root? "b"'), lambda t: t.count("a") * 2 == len(t)),
         (Form(grammar='start: "x" | "y" start'), lambda t: t.strip("y") == "x"),
     ],
-    ids=lambda value: repr(value)[:60],
+    ids=["json", "json text", "spaces", "no more", "regex", "choice", "gbnf", "lark"],
 )
 def test_whatever_is_drawn_fits(compiler, tokenizer, form, fits) -> None:
     compiled, num_ended = compiler.compile(form), 0

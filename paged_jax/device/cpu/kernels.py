@@ -25,6 +25,7 @@ TARGETS = {  # operation: the symbol of its handler in csrc/
     "paged_attention": "PagedAttention",
     "read_columns": "ReadColumns",
     "rotate_write": "RotateWrite",
+    "top_k": "TopK",
     "write_kv": "WriteKv",
 }
 
