@@ -6,6 +6,8 @@ from functools import partial
 
 import jax
 
+from paged_jax.batch_invariance import check_batch_invariance
+from paged_jax.compile_counter import use_compilation_cache
 from paged_jax.config import (
     CacheConfig,
     EngineConfig,
@@ -26,7 +28,6 @@ from paged_jax.models.layout import WeightLayout, divided, with_own_head
 from paged_jax.models.params import ModelParams
 from paged_jax.phases import PhaseClock
 from paged_jax.pipelined_engine import PipelinedEngine
-from paged_jax.programs import use_compilation_cache
 from paged_jax.staged_programs import make_programs
 from paged_jax.text.tokenizer import Tokenizer
 from paged_jax.weights.load import default_sampling, load_params, read_config
@@ -79,6 +80,8 @@ def build_engines(
         quantization=args.quantization,
         is_divided=shape.num_devices > 1,
     )
+    if args.batch_invariant:
+        check_batch_invariance(args, model, shape, logits_processor)
     limits = scheduler_config(args, model)
     tokenizer = load_tokenizer(source, may_lack=args.load_format == "dummy")
     model = replace(model, vocab_limit=min(model.vocab_size, tokenizer.size))
@@ -140,6 +143,7 @@ def engine_config(
         async_scheduling=args.async_scheduling,
         mesh=mesh_shape(args),
         record=args.record,
+        batch_invariant=args.batch_invariant,
     )
 
 

@@ -197,6 +197,8 @@ class EngineConfig:
     Attributes:
         model: as the devices of `mesh` hold it: at least one key/value head for each.
         record: file to write the run to, if any.
+        batch_invariant: each token is computed in one order, by one program a kind, whatever else
+            is computed beside it; see `batch_invariance`.
     """
 
     model: ModelConfig
@@ -210,6 +212,7 @@ class EngineConfig:
     async_scheduling: bool = True
     mesh: MeshShape = MeshShape()
     record: str | None = None
+    batch_invariant: bool = False
 
 
 class OptionError(ValueError):

@@ -19,6 +19,7 @@ from paged_jax.accounts import Accounts
 from paged_jax.admission import check_beams, check_request, make_fork, make_request
 from paged_jax.answers import Answer, LogprobTables
 from paged_jax.beam_answers import BeamSearches
+from paged_jax.compile_counter import CompileCounter
 from paged_jax.config import EngineConfig
 from paged_jax.device.draw_extras import LogitsProcessor
 from paged_jax.device.kv_pool import init_pool
@@ -42,7 +43,7 @@ from paged_jax.host.trace import EngineObserver, EngineStats
 from paged_jax.launched import LaunchedStep
 from paged_jax.models.params import ModelParams
 from paged_jax.outputs import ChoiceDelta, RequestDelta
-from paged_jax.programs import CompileCounter, Drawn
+from paged_jax.programs import Drawn
 from paged_jax.prompt_scores import score_prompts
 from paged_jax.snapshot import read_snapshot, write_snapshot
 from paged_jax.staged_programs import make_programs

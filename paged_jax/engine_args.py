@@ -92,6 +92,11 @@ class EngineArgs:
     async_scheduling: bool = option(
         True, "prepare a step, and deliver the one before it, while the device computes"
     )
+    batch_invariant: bool = option(
+        False,
+        "tokens and log-probabilities equal bit for bit whatever the batch, chunks, cache hits and "
+        "preemptions; on one CPU with kernels, slower",
+    )
     enforce_eager: bool = option(False, "run the steps without jit, for debugging")
     seed: int = option(
         0, "seed of the random weights of --load-format dummy", low=0, high=(1 << 63) - 1

@@ -67,6 +67,7 @@ def capture(core: EngineCore, answers: Mapping[str, Answer]) -> EngineState:
         "model_name": core.config.model_name,
         "fingerprint": fingerprint(core.params),
         "kv_dtype": pool_dtype(core.config.model, core.config.cache),
+        "batch_invariant": core.config.batch_invariant,
         "num_rows": len(slots),
         "requests": [save_request(r, now_s, scheduler.max_len) for r in requests.values()],
         "answers": {key: save_answer(answers[key], now_s) for key in requests},
@@ -142,6 +143,11 @@ def _check_model(facts: Mapping[str, Any], core: EngineCore) -> None:
         raise SnapshotError(
             f"the snapshot's keys and values are {facts['kv_dtype']}, but this pool's are {kind}: "
             f"choose --kv-cache-dtype {facts['kv_dtype']}"
+        )
+    if core.config.batch_invariant and not facts.get("batch_invariant"):
+        raise SnapshotError(
+            "the snapshot was not taken with --batch-invariant, so its keys and values may differ "
+            "in bits: leave it out here"
         )
     if facts["fingerprint"] != fingerprint(core.params):
         raise SnapshotError(

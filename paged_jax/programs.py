@@ -2,20 +2,16 @@
 warm-up.
 
 A call with a shape that was not made is an error, not a compilation. Compilations that happen all
-the same (some array operation outside the programs) are counted by `CompileCounter`.
+the same (some array operation outside the programs) are counted by `compile_counter`.
 """
 
 import logging
 import os
-import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -45,42 +41,6 @@ COMPILE_THREADS = min(8, os.cpu_count() or 1)
 ProgramKey = tuple[str, int]
 Lower = Callable[[], Any]
 Drawn = np.ndarray | jax.Array  # [max_seqs], the tokens a step drew, by row
-_COMPILED: defaultdict[int, list[str]] = defaultdict(list)  # names per thread, by jax's events
-
-
-def _on_duration(event: str, duration_secs: float, **details: str | int) -> None:
-    if event == "/jax/core/compile/backend_compile_duration":
-        _COMPILED[threading.get_ident()].append(str(details.get("fun_name", "?")))
-
-
-jax.monitoring.register_event_duration_secs_listener(_on_duration)
-
-
-class CompileCounter:
-    """Counts the compilations of the blocks of code it watches, and says what was compiled."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    @contextmanager
-    def watch(self) -> Iterator[None]:
-        """Count what this thread compiles inside."""
-        compiled = _COMPILED[threading.get_ident()]
-        compiled.clear()
-        try:
-            yield
-        finally:
-            self.count += len(compiled)
-            for name in compiled:
-                logger.warning("%s was compiled while serving: steps wait for it", name)
-
-
-def use_compilation_cache(folder: Path) -> None:
-    """Keep every compiled program in `folder` across processes, unless the user chose a place."""
-    if getattr(jax.config, "jax_compilation_cache_dir", None) is None:
-        jax.config.update("jax_compilation_cache_dir", str(folder))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
 class Programs:
@@ -98,13 +58,10 @@ class Programs:
         self.config = config
         self._has_processor = processor is not None
         extras = DrawExtras(config.logprobs_mode, processor)
-        limits = config.scheduler
-        has_kernels = config.model.is_packed and pool_dtype(config.model, config.cache) in FLOATS
-        smallest = 1 if has_kernels else 2
-        self.token_buckets = token_buckets(limits.max_tokens_per_step, smallest=smallest)
-        self.row_buckets = row_buckets(limits.max_seqs)
+        self.token_buckets, self.row_buckets = _buckets(config)
         model, scored = config.model, config.max_logprobs
-        self._backbone = partial(backbone, config=model)
+        is_invariant = config.batch_invariant
+        self._backbone = partial(backbone, config=model, is_batch_invariant=is_invariant)
         self._draw = partial(draw, config=model, max_logprobs=scored, extras=extras)
         self._score = partial(score, config=model, max_logprobs=scored)
         self.mesh = self.draw_mesh = make_mesh(config.mesh)
@@ -124,7 +81,8 @@ class Programs:
 
     def pack_rows(self, drawn: Sequence[Draw], masks: Masks) -> SamplingRows:
         """Return the sampling rows of a step's draws, padded."""
-        return pack_rows(drawn, self._row_shape(len(drawn)), masks)
+        rows = pack_rows(drawn, self._row_shape(len(drawn)), masks)
+        return replace(rows, is_plain=rows.is_plain and not self.config.batch_invariant)
 
     def _row_shape(self, num_rows: int) -> RowShape:
         own = MAX_BIAS_IDS + MAX_DRY_IDS
@@ -173,6 +131,8 @@ class Programs:
         sampled = jax.ShapeDtypeStruct((limits.max_seqs, embed), dtype)
         for rows in reversed(self.row_buckets):
             for name, is_plain in (("draw plain", True), ("draw", False)):
+                if is_plain and self.config.batch_invariant:
+                    continue
                 neutral = replace(pack_rows([], self._row_shape(rows)), is_plain=is_plain)
                 yield (name, rows), partial(self._lower, self._draw, (params, sampled, neutral))
         hidden = jax.ShapeDtypeStruct((SCORES, embed), dtype)
@@ -272,6 +232,16 @@ class Programs:
         """
         largest = {name: self._compiled[name, size] for name, size in sorted(self._compiled)}
         return max(map(own_bytes, largest.values()), default=0)
+
+
+def _buckets(config: EngineConfig) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Sizes for packed tokens and for sampled rows: where all steps are to be alike, one each."""
+    most_tokens, most_rows = config.scheduler.max_tokens_per_step, config.scheduler.max_seqs
+    if config.batch_invariant:
+        return (most_tokens,), (most_rows,)
+    has_kernels = config.model.is_packed and pool_dtype(config.model, config.cache) in FLOATS
+    smallest = 1 if has_kernels else 2
+    return token_buckets(most_tokens, smallest=smallest), row_buckets(most_rows)
 
 
 def _compile_all(jobs: list[tuple[ProgramKey, Lower]]) -> dict[ProgramKey, tuple[Any, float]]:

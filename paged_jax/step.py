@@ -16,7 +16,7 @@ from paged_jax.device.draw_extras import NO_EXTRAS, DrawExtras
 from paged_jax.device.kv_pool import KVPool
 from paged_jax.device.sampling import SampleOutput, SamplingRows
 from paged_jax.device.sharded_sampling import sample_divided, score_divided
-from paged_jax.device.step_batch import StepBatch
+from paged_jax.device.step_batch import StepBatch, one_query_each
 from paged_jax.models.params import ModelParams
 from paged_jax.models.transformer import forward, logits
 from paged_jax.pytree import pytree
@@ -65,14 +65,18 @@ def backbone(
     batch: StepBatch,
     drawn: Int[Array, " max_rows"],
     config: ModelConfig,
+    *,
+    is_batch_invariant: bool = False,
 ) -> tuple[BackboneOutput, KVPool]:
     """Run the layers over the packed tokens of a step. Donate: pool.
 
     Args:
         drawn: the tokens the step before drew, which may not have reached the host.
+        is_batch_invariant: every token attends as a decode does, those of a prompt too.
     """
     fed = drawn[jnp.maximum(batch.drawn_by - 1, 0)]
     batch = replace(batch, tokens=jnp.where(batch.drawn_by > 0, fed, batch.tokens))
+    batch = one_query_each(batch) if is_batch_invariant else batch
     hidden, pool = forward(params, pool, batch, config)
     return BackboneOutput(hidden=hidden, sampled=hidden[batch.sample_at]), pool
 

@@ -7,10 +7,11 @@ block.
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
@@ -98,6 +99,25 @@ def pack(
     batch.query_starts[1 : seqs + 1], batch.query_starts[seqs + 1 :] = borders, total
     batch.sample_at[:rows] = np.repeat(borders - 1, samples)
     return batch
+
+
+def one_query_each(batch: StepBatch) -> StepBatch:
+    """Return the same step with a sequence for each token, of which it is the one query.
+
+    The sequences of a prompt's tokens share its blocks and end at different positions.
+    """
+    num_slots = batch.tokens.shape[0]
+    token = jnp.arange(num_slots + 1, dtype=jnp.int32)
+    num_tokens = jnp.asarray(batch.query_starts)[-1]
+    seq, positions = jnp.asarray(batch.seq_of_token), jnp.asarray(batch.positions)
+    return replace(
+        batch,
+        seq_of_token=token[:-1],
+        block_tables=jnp.asarray(batch.block_tables)[seq],
+        query_starts=jnp.minimum(token, num_tokens),
+        kv_lens=jnp.where(token[:-1] < num_tokens, positions + 1, 0),
+        prompt_lens=jnp.asarray(batch.prompt_lens)[seq],
+    )
 
 
 def _facts(chunks: Seq[Chunk]) -> np.ndarray:

@@ -1,8 +1,8 @@
 """A run written down: what arrived, what every step was to compute, and what it drew.
 
 One JSON object a line. The first holds the scheduler's limits; the others are what was done to the
-scheduler, in order: add, fork, schedule, commit, finish, abort, reset. `host.replay` does it again.
-What is not among these, as restoring a snapshot, ends what can be replayed, and is noted.
+scheduler, in order: add, fork, schedule, commit, branch, finish, abort, reset. `host.replay` does
+it again. What is not among these, as restoring a snapshot, ends what can be replayed, and is noted.
 The file holds prompts and answers as token ids: whoever reads it reads them.
 """
 
@@ -82,6 +82,12 @@ class RecordingScheduler(Scheduler):
         self._write("commit", step=self._numbers.pop(id(step)), tokens=drawn)
         with self._inside():
             return super().commit(step, tokens)
+
+    def branch(self, request_id: str, picks: Seq[tuple[int, int]]) -> None:
+        """Replace a request's beams."""
+        self._write("branch", id=request_id, picks=[list(pick) for pick in picks])
+        with self._inside():
+            super().branch(request_id, picks)
 
     def abort(self, request_id: str) -> list[Sequence]:
         """End a request."""

@@ -72,7 +72,7 @@ class Replay:
     Attributes:
         scheduler: as it is by now.
         records: of the steps committed so far.
-        outputs: ids by (request id, choice).
+        outputs: ids by (request id, choice), but for those of beams.
     """
 
     recording: Recording
@@ -133,12 +133,17 @@ class Replay:
         step, start_s = self._pending.pop(event["step"])
         deltas = self.scheduler.commit(step, event["tokens"])
         for delta in deltas:
+            if delta.sequence.request.sampling.beams is not None:
+                continue  # what a beam draws is a candidate, not yet an answer
             self.outputs[delta.sequence.request.id, delta.sequence.index].append(delta.token)
         times_s = (max(start_s, self._last_s), event["at_s"])
         self._last_s = event["at_s"]
         self.records.append(
             step_record(self.scheduler, step, times_s=times_s, num_drawn=len(deltas))
         )
+
+    def _branch(self, event: Event) -> None:
+        self.scheduler.branch(event["id"], [(beam, token) for beam, token in event["picks"]])
 
     def _abort(self, event: Event) -> None:
         self.scheduler.abort(event["id"])

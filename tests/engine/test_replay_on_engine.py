@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from paged_jax import SamplingParams
+from paged_jax import BeamSearchParams, SamplingParams
 from paged_jax.bench.datasets import BenchRequest
 from paged_jax.bench.simulator import num_alike, run_for_real
 from paged_jax.host.recording import RecordingScheduler
@@ -38,6 +38,18 @@ def test_an_engine_draws_the_same_ids_again(llm, recorded) -> None:
 
     assert again == outputs
     assert sum(map(len, again.values())) > 12
+
+
+def test_beams_are_replayed_with_the_picks_recorded(llm, recorded) -> None:
+    _, path = recorded
+    search = BeamSearchParams(beam_width=3, max_tokens=8, ignore_eos=True)
+    llm.beam_search([[9] * 40, [7, 8, 9]], search)
+    recording = Recording.read(path)
+
+    replay = Replay(recording).run()
+
+    assert len(recording.of("branch")) >= 7 and not replay.outputs
+    assert replay.scheduler.num_running == 0 and replay.scheduler.num_copies > 0
 
 
 def test_the_simulator_decides_as_the_engine_did(recorded) -> None:
