@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from paged_jax.engine_args import EngineArgs
     from paged_jax.host.beams import BeamSearchParams
     from paged_jax.host.invalid_request import InvalidRequest
+    from paged_jax.host.pooling import PoolingParams
     from paged_jax.host.sampling_params import SamplingParams
     from paged_jax.host.saved import SnapshotError
     from paged_jax.host.structured_outputs import StructuredOutputsParams
@@ -38,6 +39,7 @@ _HOMES = {
     "InvalidRequest": "paged_jax.host.invalid_request",
     "LLM": "paged_jax.llm",
     "Logprob": "paged_jax.outputs",
+    "PoolingParams": "paged_jax.host.pooling",
     "RequestOutput": "paged_jax.outputs",
     "SamplingParams": "paged_jax.host.sampling_params",
     "SnapshotError": "paged_jax.host.saved",
@@ -54,6 +56,7 @@ __all__ = [
     "EngineArgs",
     "InvalidRequest",
     "Logprob",
+    "PoolingParams",
     "RequestOutput",
     "SamplingParams",
     "SnapshotError",

@@ -15,6 +15,7 @@ from paged_jax.device.sampling import SampleOutput
 from paged_jax.host.request import FinishReason, Request, Sequence, TokenDelta
 from paged_jax.host.trace import RequestRecord
 from paged_jax.outputs import ChoiceDelta, Logprob, PositionLogprobs, RequestDelta, RequestMetrics
+from paged_jax.prompt_pooling import PromptPooling
 from paged_jax.text.detokenizer import Detokenizer
 from paged_jax.text.stop_strings import StopMatcher
 from paged_jax.text.tokenizer import Tokenizer
@@ -70,11 +71,15 @@ class Answer:
     last_token_s: float | None = None
     token_gaps_s: list[float] = field(default_factory=list)
     prompt_logprobs: list[PositionLogprobs | None] | None = None
+    pooling: PromptPooling | None = None
     _last_s: dict[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.request.sampling.prompt_logprobs is not None:
-            self.prompt_logprobs = [None for _ in self.request.prompt]
+        sampling, prompt = self.request.sampling, self.request.prompt
+        if sampling.prompt_logprobs is not None:
+            self.prompt_logprobs = [None for _ in prompt]
+        if sampling.pooling is not None:
+            self.pooling = PromptPooling(sampling.pooling, len(prompt))
 
     def choice(self, index: int) -> ChoiceText:
         """Return the text of choice `index`, made at its first token."""
@@ -120,6 +125,7 @@ class Answer:
             prompt_logprobs=tuple(prompt_logprobs) if prompt_logprobs is not None else None,
             metrics=self.metrics() if is_last else None,
             error=error,
+            embedding=self.pooling.embedding() if self.pooling and is_last else None,
         )
 
     def metrics(self) -> RequestMetrics:

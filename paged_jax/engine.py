@@ -44,7 +44,7 @@ from paged_jax.launched import LaunchedStep
 from paged_jax.models.params import ModelParams
 from paged_jax.outputs import ChoiceDelta, RequestDelta
 from paged_jax.programs import Drawn
-from paged_jax.prompt_scores import score_prompts
+from paged_jax.prompt_reading import read_prompts
 from paged_jax.snapshot import read_snapshot, write_snapshot
 from paged_jax.staged_programs import make_programs
 from paged_jax.step import BackboneOutput
@@ -276,7 +276,7 @@ class Engine:
             shape = programs.batch_shape(work.num_tokens)
             batch = pack(work.chunks, shape, self.config.cache.block_size, pending=pending)
             hidden, self.pool = programs.run_backbone(self.params, self.pool, batch, self._drawn)
-            score_prompts(programs, self.params, work.chunks, hidden, self._answers)
+            read_prompts(programs, self.params, work.chunks, hidden, self._answers)
             launched = LaunchedStep(work, start_s, self._draw(work.chunks, hidden))
         launched.start_copying()
         return launched

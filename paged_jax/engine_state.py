@@ -53,7 +53,7 @@ def capture(core: EngineCore, answers: Mapping[str, Answer]) -> EngineState:
     """Return what the engine is in the middle of; `core` stays as it is.
 
     Raises:
-        SnapshotError: a beam search is running.
+        SnapshotError: a beam search is running, or a prompt is being embedded.
     """
     now_s, scheduler = time.monotonic(), core.scheduler
     sequences, slots = save_sequences(scheduler)
@@ -62,6 +62,8 @@ def capture(core: EngineCore, answers: Mapping[str, Answer]) -> EngineState:
     for request in requests.values():
         if request.sampling.beams is not None:
             raise SnapshotError(f"request {request.id!r} searches with beams: wait for its end")
+        if request.sampling.pooling is not None:
+            raise SnapshotError(f"request {request.id!r} is being embedded: wait for its end")
     facts = {
         "model": _model_facts(core.config),
         "model_name": core.config.model_name,

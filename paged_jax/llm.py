@@ -2,9 +2,8 @@
 
 import threading
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
@@ -15,37 +14,24 @@ from paged_jax.engine import Engine
 from paged_jax.engine_args import EngineArgs
 from paged_jax.host.beams import BeamSearchParams
 from paged_jax.host.invalid_request import InvalidRequest
+from paged_jax.host.pooling import PoolingParams
 from paged_jax.host.sampling_params import SamplingParams, beam_sampling
 from paged_jax.host.saved import SnapshotError
+from paged_jax.llm_metrics import Metric, metrics_of
+from paged_jax.llm_prompts import EncodedPrompt, Prompt, encode_prompts
 from paged_jax.outputs import (
     BeamSearchOutput,
     BeamSearchSequence,
     CompletionOutput,
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
     RequestDelta,
     RequestOutput,
 )
 from paged_jax.replicas import Replicas, build
 from paged_jax.text.tokenizer import Tokenizer
 
-Prompt = str | Seq[int] | Mapping[str, object]
 Message = Mapping[str, object]
-
-
-@dataclass(frozen=True)
-class Metric:
-    """One counter or gauge, under the name it has at the server's /metrics."""
-
-    name: str
-    value: float
-
-
-@dataclass(frozen=True)
-class _Encoded:
-    """A prompt as it goes to the engine."""
-
-    text: str | None
-    ids: list[int]
-    cache_salt: str | None = None
 
 
 class LLM:
@@ -100,7 +86,7 @@ class LLM:
             InvalidRequest: names the field; nothing is generated then.
             RuntimeError: an answer could not be made.
         """
-        encoded = [self._encode(prompt) for prompt in _listed(prompts)]
+        encoded = encode_prompts(prompts, self.get_tokenizer())
         return self._run(encoded, sampling_params, use_tqdm=use_tqdm)
 
     def chat(
@@ -124,7 +110,7 @@ class LLM:
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
             )
-            encoded.append(_Encoded(None, ids))
+            encoded.append(EncodedPrompt(None, ids))
         return self._run(encoded, sampling_params, use_tqdm=use_tqdm)
 
     def beam_search(
@@ -134,7 +120,7 @@ class LLM:
 
         Beams share the blocks of what they have in common. Raises as `generate`.
         """
-        encoded = [self._encode(prompt) for prompt in _listed(prompts)]
+        encoded = encode_prompts(prompts, self.get_tokenizer())
         outputs = self._run(encoded, beam_sampling(params), use_tqdm=use_tqdm)
         return [
             BeamSearchOutput([self._beam(output, i) for i in range(params.beam_width)])
@@ -150,6 +136,23 @@ class LLM:
         logprob, tables = choice.cumulative_logprob or 0.0, choice.logprobs or []
         reasons = (choice.finish_reason, choice.stop_reason)
         return BeamSearchSequence(tokens, text, logprob, tables, *reasons)
+
+    def embed(
+        self,
+        prompts: Prompt | Seq[Prompt],
+        pooling_params: PoolingParams | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[EmbeddingRequestOutput]:
+        """Return the model's embedding of each prompt; prompts are as in `generate`.
+
+        Args:
+            pooling_params: None is the last token's hidden state, scaled to length 1.
+        """
+        pooling = pooling_params or PoolingParams()
+        params = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False, pooling=pooling)
+        encoded = encode_prompts(prompts, self.get_tokenizer())
+        return [_embedding(output) for output in self._run(encoded, params, use_tqdm=use_tqdm)]
 
     def restore(self, path: str | Path, *, use_tqdm: bool = True) -> list[RequestOutput]:
         """Bring the requests of a snapshot (`engine.snapshot`) to their end.
@@ -169,22 +172,9 @@ class LLM:
             self._drive(outputs, use_tqdm=use_tqdm)
         return list(outputs.values())
 
-    def _encode(self, prompt: Prompt) -> _Encoded:
-        salt = None
-        if isinstance(prompt, Mapping):
-            salt = prompt.get("cache_salt")
-            if salt is not None and not isinstance(salt, str):
-                raise InvalidRequest("cache_salt must be a string", "cache_salt")
-            prompt = prompt.get("prompt_token_ids") or prompt.get("prompt")  # type: ignore[assignment]
-        if isinstance(prompt, str):
-            return _Encoded(prompt, self.engine.tokenizer.encode(prompt), salt)
-        if isinstance(prompt, Seq) and prompt:
-            return _Encoded(None, [_id(token) for token in prompt], salt)
-        raise InvalidRequest("prompt must be a text or a list of token ids, not empty", "prompt")
-
     def _run(
         self,
-        encoded: list[_Encoded],
+        encoded: list[EncodedPrompt],
         sampling_params: SamplingParams | Seq[SamplingParams] | None,
         *,
         use_tqdm: bool,
@@ -217,7 +207,7 @@ class LLM:
             )
         return list(given)
 
-    def _submit(self, prompt: _Encoded, params: SamplingParams) -> tuple[str, RequestOutput]:
+    def _submit(self, prompt: EncodedPrompt, params: SamplingParams) -> tuple[str, RequestOutput]:
         request_id = uuid.uuid4().hex
         self.engine.add(prompt.ids, params, request_id=request_id, cache_salt=prompt.cache_salt)
         choices = [CompletionOutput(index) for index in range(params.n)]
@@ -241,7 +231,7 @@ class LLM:
 
     def get_metrics(self) -> list[Metric]:
         """Return the engine's counters and gauges."""
-        return list(_metrics(self.engine))
+        return list(metrics_of(self.engine.stats()))
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached blocks; False while some are in use."""
@@ -263,16 +253,6 @@ class LLM:
         self.close()
 
 
-def _listed(prompts: Prompt | Seq[Prompt]) -> list[Prompt]:
-    """Bring one prompt or several to a list of prompts."""
-    if isinstance(prompts, (str, Mapping)):
-        return [prompts]
-    listed = list(prompts)
-    if listed and isinstance(listed[0], int):
-        return [listed]  # type: ignore[list-item]
-    return listed  # type: ignore[return-value]
-
-
 def _begun(delta: RequestDelta, engine: Engine) -> RequestOutput:
     """What a restored request has been answered so far."""
     request = engine.scheduler.live(delta.request_id)[0].request
@@ -282,27 +262,13 @@ def _begun(delta: RequestDelta, engine: Engine) -> RequestOutput:
     return output
 
 
+def _embedding(output: RequestOutput) -> EmbeddingRequestOutput:
+    assert output.embedding is not None, "the prompt was not read"
+    made = EmbeddingOutput(list(output.embedding))
+    return EmbeddingRequestOutput(
+        output.request_id, made, output.prompt_token_ids, output.num_cached_tokens
+    )
+
+
 def _is_conversation(messages: Seq[Message] | Seq[Seq[Message]]) -> bool:
     return not messages or isinstance(messages[0], Mapping)
-
-
-def _id(token: object) -> int:
-    """Take any integer type (numpy's too) as a token id."""
-    if isinstance(token, bool) or not hasattr(token, "__index__"):
-        raise InvalidRequest(f"prompt must hold whole token ids, not {token!r}", "prompt")
-    return token.__index__()  # type: ignore[attr-defined]
-
-
-def _metrics(engine: Engine | Replicas) -> Iterator[Metric]:
-    stats = engine.stats()
-    usage = stats.usage
-    yield Metric("vllm:num_requests_running", stats.num_running)
-    yield Metric("vllm:num_requests_waiting", stats.num_waiting)
-    yield Metric("vllm:kv_cache_usage_perc", usage.num_used / max(1, usage.num_blocks))
-    yield Metric("vllm:prefix_cache_queries", stats.prefix_queries)
-    yield Metric("vllm:prefix_cache_hits", stats.prefix_hits)
-    yield Metric("vllm:num_preemptions", stats.num_preemptions)
-    yield Metric("vllm:prompt_tokens", stats.prompt_tokens)
-    yield Metric("vllm:generation_tokens", stats.generation_tokens)
-    yield Metric("paged_jax:copy_on_write_blocks", stats.num_copies)
-    yield Metric("paged_jax:compilations", stats.num_compilations)

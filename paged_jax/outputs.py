@@ -76,6 +76,7 @@ class RequestDelta:
         finished: no further delta follows.
         metrics: given with the last delta.
         error: set when the engine failed on this request; then finished is True.
+        embedding: given with the last delta, if asked for.
     """
 
     request_id: str
@@ -85,6 +86,7 @@ class RequestDelta:
     prompt_logprobs: tuple[PositionLogprobs | None, ...] | None = None
     metrics: RequestMetrics | None = None
     error: str | None = None
+    embedding: tuple[float, ...] | None = None
 
     def merged(self, later: "RequestDelta") -> "RequestDelta":
         """Return this delta and a later one of the same request as one."""
@@ -164,6 +166,7 @@ class RequestOutput:
     prompt_logprobs: list[PositionLogprobs | None] | None = None
     num_cached_tokens: int = 0
     metrics: RequestMetrics | None = None
+    embedding: tuple[float, ...] | None = None
 
     def absorb(self, delta: RequestDelta) -> None:
         """Append one step's delta."""
@@ -171,8 +174,32 @@ class RequestOutput:
             self.outputs[choice.index].absorb(choice)
         if delta.prompt_logprobs is not None:
             self.prompt_logprobs = list(delta.prompt_logprobs)
+        self.embedding = delta.embedding
         self.finished, self.num_cached_tokens, self.metrics = (
             delta.finished,
             delta.num_cached_tokens,
             delta.metrics,
         )
+
+
+@dataclass(frozen=True)
+class EmbeddingOutput:
+    """The embedding of one prompt."""
+
+    embedding: list[float]
+
+    @property
+    def hidden_size(self) -> int:
+        """How many numbers it has."""
+        return len(self.embedding)
+
+
+@dataclass(frozen=True)
+class EmbeddingRequestOutput:
+    """What `LLM.embed` gives for one prompt."""
+
+    request_id: str
+    outputs: EmbeddingOutput
+    prompt_token_ids: list[int]
+    num_cached_tokens: int = 0
+    finished: bool = True

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("paged_jax")
 
-URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
 MAX_LINE_BYTES = 32 << 20
 UNLIMITED: "Json" = {"api_keys": (), "allowed_hosts": (), "request_timeout_s": 0.0}
 Json = dict[str, Any]

@@ -26,11 +26,12 @@ class AnswerOptions:
         include_usage: a stream ends with a chunk of usage figures.
         continuous_usage: every chunk of a stream has usage figures.
         echo: the prompt goes before the answer.
-        is_scoring: nothing is generated; the one token the engine makes is dropped.
+        is_scoring: the prompt alone matters; the one token the engine makes is dropped.
         logprobs: alternatives per position; None is off.
         prompt_logprobs: the same for the prompt's positions, in vLLM's shape.
         return_token_ids: the ids of prompt and answer are listed.
         return_metrics: the request's times are told with the usage.
+        as_base64: embeddings are spelled as bytes.
         reading: how the text is told apart into reasoning, content and calls.
         think_ids: the tokens that open and close a reasoning, to count it; None if there are none.
     """
@@ -45,6 +46,7 @@ class AnswerOptions:
     prompt_logprobs: int | None = None
     return_token_ids: bool = False
     return_metrics: bool = False
+    as_base64: bool = False
     reading: Reading = PLAIN
     think_ids: tuple[int, int] | None = None
 

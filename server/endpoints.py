@@ -4,14 +4,17 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from paged_jax.host.invalid_request import InvalidRequest
 from paged_jax.host.sampling_params import SamplingParams
+from paged_jax.outputs import RequestOutput
 from server.call import Call
 from server.chat_format import ChatFormat
+from server.embeddings import embeddings_body, embeddings_list, parse_embeddings
 from server.errors import REQUEST_ID, ApiError, cut
 from server.fields import read_json
 from server.formats import CompletionFormat, Format
@@ -40,6 +43,7 @@ from server.wire import Json
 HEALTH_S = 30.0
 Handler = Callable[[ServerState, Request], Awaitable[Response]]
 Parser = Callable[[ServerState, Fields, str | None], Call]
+Whole = Callable[[list[RequestOutput], Json], Json]
 
 
 @dataclass(frozen=True)
@@ -154,33 +158,51 @@ async def _abort(state: ServerState, request: Request) -> Response:
     return JSONResponse({"num_aborted": state.abort(request_id)})
 
 
+async def _called(
+    state: ServerState, request: Request, body: Callable[[Limits], Json], parse: Parser
+) -> Call:
+    """Return the call that a request asks for; texts are tokenised in a thread."""
+    state.check_ready()
+    read = await _read(state, request)
+    header_id = request.headers.get("x-request-id")
+
+    def work() -> Call:
+        return parse(state, Fields(body(state.limits), read), header_id)
+
+    call = salted(await asyncio.to_thread(work), request.scope)
+    request.scope[REQUEST_ID] = call.client_id
+    state.check_ready()
+    state.check_room(len(call.prompts))
+    return call
+
+
+async def _collected(state: ServerState, request: Request, call: Call, whole: Whole) -> Response:
+    """Answer in one piece, unless the client leaves before."""
+    try:
+        outputs, usage = await unless_disconnected(request.receive, collect(state, call))
+    except ClientGone:
+        return Response(status_code=499)
+    return JSONResponse(whole(outputs, usage.told()))
+
+
 def _generation(
     body: Callable[[Limits], Json], parse: Parser, spelling: Callable[[Call], Format]
 ) -> Handler:
-    """Return the handler of a generation endpoint; texts are tokenised in a thread."""
+    """Return the handler of a generation endpoint."""
 
     async def handle(state: ServerState, request: Request) -> Response:
-        state.check_ready()
-        read = await _read(state, request)
-        header_id = request.headers.get("x-request-id")
-
-        def work() -> Call:
-            return parse(state, Fields(body(state.limits), read), header_id)
-
-        call = salted(await asyncio.to_thread(work), request.scope)
-        request.scope[REQUEST_ID] = call.client_id
-        state.check_ready()
-        state.check_room(len(call.prompts))
+        call = await _called(state, request, body, parse)
         spelled = spelling(call)
         if call.answer.stream:
             return EventStream(events_of(state, call, spelled))
-        try:
-            outputs, usage = await unless_disconnected(request.receive, collect(state, call))
-        except ClientGone:
-            return Response(status_code=499)
-        return JSONResponse(spelled.whole(outputs, usage.told()))
+        return await _collected(state, request, call, spelled.whole)
 
     return handle
+
+
+async def _embeddings(state: ServerState, request: Request) -> Response:
+    call = await _called(state, request, embeddings_body, parse_embeddings)
+    return await _collected(state, request, call, partial(embeddings_list, call))
 
 
 async def _scrape(state: ServerState, _request: Request) -> Response:
@@ -228,4 +250,5 @@ ENDPOINTS = (
         response_body,
         _generation(response_body, parse_response, ResponseFormat),
     ),
+    _post("/v1/embeddings", "Texts to vectors.", embeddings_body, _embeddings),
 )

@@ -63,7 +63,7 @@ def _operation(state: ServerState, endpoint: Endpoint, method: str) -> Json:
         "operationId": "_".join([method.lower(), *words]),
         "summary": endpoint.summary,
         "parameters": _parameters(endpoint),
-        "responses": _responses(endpoint),
+        "responses": _responses(endpoint, state),
     }
     if not endpoint.is_open:
         operation["security"] = [{"key": []}, {}]
@@ -84,13 +84,13 @@ def _parameters(endpoint: Endpoint) -> list[Json]:
     return parameters
 
 
-def _responses(endpoint: Endpoint) -> Json:
+def _responses(endpoint: Endpoint, state: ServerState) -> Json:
     answers: Json = {}
     if endpoint.answers:
         answers = {endpoint.answers: {"schema": {"type": "object"}}}
     if endpoint.answers.startswith("text/"):
         answers = {endpoint.answers: {"schema": {"type": "string"}}}
-    if endpoint.is_generation:
+    if endpoint.body is not None and "stream" in endpoint.body(state.limits)["properties"]:
         answers["text/event-stream"] = {"schema": {"type": "string"}}
     error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
     errors = {

@@ -13,10 +13,10 @@ MAX_CHOICES = 1024
 
 
 def completion_prompts(
-    state: ServerState, fields: Fields, *, n: int, echo: bool
+    state: ServerState, fields: Fields, *, n: int, echo: bool, name: str = "prompt"
 ) -> tuple[Prompt, ...]:
-    """Return the prompts of a completion: a string, ids, or a list of either."""
-    forms = _forms(fields.get("prompt"))
+    """Return the prompts that the field `name` holds: a string, ids, or a list of either."""
+    forms = _forms(fields.get(name))
     if len(forms) * n > MAX_CHOICES:
         raise InvalidRequest(
             f"{len(forms)} prompts with n={n} are too many: {MAX_CHOICES} choices at most",

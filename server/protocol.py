@@ -73,7 +73,7 @@ def parse_completion(state: ServerState, fields: Fields, header_id: str | None) 
     )
     params = replace(params, structured_outputs=form_of(state, fields, PLAIN))
     prompts = completion_prompts(state, fields, n=params.n, echo=echo)
-    return _call(state, fields, "cmpl-", header_id, (prompts, params, answer))
+    return make_call(state, fields, "cmpl-", header_id, (prompts, params, answer))
 
 
 def parse_chat(
@@ -93,19 +93,28 @@ def parse_chat(
     try:
         prompt = chat_prompt(state, fields, text, echo=answer.echo)
         parts = ((prompt,), params, replace(answer, reading=reading, think_ids=state.think_ids))
-        return _call(state, fields, prefix, header_id, parts)
+        return make_call(state, fields, prefix, header_id, parts)
     except InvalidRequest as error:
         error.param = "messages" if error.param == "prompt" else error.param
         raise
 
 
-def _call(
+def make_call(
     state: ServerState,
     fields: Fields,
     prefix: str,
     header_id: str | None,
     parts: tuple[tuple[Prompt, ...], SamplingParams, AnswerOptions],
 ) -> Call:
+    """Return the checked call of these parts.
+
+    Args:
+        prefix: what the answer's id begins with.
+        header_id: the client's, of the X-Request-Id header.
+
+    Raises:
+        InvalidRequest: the engine can never serve it, or the id is none.
+    """
     prompts, params, answer = parts
     if len(prompts) > 1 and fields.get("return_metrics"):
         raise InvalidRequest("return_metrics needs one prompt, not several", "return_metrics")

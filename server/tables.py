@@ -35,7 +35,7 @@ MAX_PROMPTS = 1024
 MAX_NAME_LEN = 128
 MAX_TOOLS = 128
 PRINTABLE = "^[!-~]+$"
-MAX_TOKENIZE_LEN = 1 << 22  # characters
+MAXTOKENIZE_LEN = 1 << 22  # characters
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 
@@ -53,7 +53,7 @@ def _sampled(name: str, text: str) -> Json:
     return integer(int(low), int(high), text) if kind is int else number(low, high, text)
 
 
-_TOKEN = integer(0, INT64, "A token id.")
+TOKEN = integer(0, INT64, "A token id.")
 _STOP = string("A stop string.", low=1, high=MAX_STOP_LEN)
 _MODEL = string("One of the names that /v1/models lists; the first by default.")
 
@@ -77,7 +77,7 @@ SAMPLING: Json = {
         f"{MAX_STOP_STRINGS} of them",
         text="Texts that end the answer.",
     ),
-    "stop_token_ids": array(_TOKEN, "Ids that end the answer.", high=MAX_STOP_IDS),
+    "stop_token_ids": array(TOKEN, "Ids that end the answer.", high=MAX_STOP_IDS),
     "logit_bias": {
         **ANY_OBJECT,
         "additionalProperties": number(-1e9, 1e9, "Clamped to [-100, 100]."),
@@ -98,7 +98,7 @@ SAMPLING: Json = {
         high=MAX_BAD_WORDS,
     ),
     "length_penalty": number(-10, 10, "Of beams: their length's exponent.") | {"default": 1.0},
-    "allowed_token_ids": array(_TOKEN, "Only these are drawn.", low=1, high=MAX_ALLOWED_IDS),
+    "allowed_token_ids": array(TOKEN, "Only these are drawn.", low=1, high=MAX_ALLOWED_IDS),
     "bad_words": array(
         string("A text.", low=1, high=MAX_BAD_WORD_LEN),
         "Texts whose token sequences are not drawn.",
@@ -128,7 +128,7 @@ REQUEST: Json = {
     "user": string("Without effect."),
     "metadata": {**ANY_OBJECT, "description": "Without effect."},
 }
-_PROMPT: Json = {
+CUTTING: Json = {
     "truncation_side": one_of("left", "right", text="Which end to cut."),
     "add_special_tokens": boolean(True, "Let the tokenizer add what begins a text."),
 }
@@ -205,7 +205,7 @@ CHOICE: Json = {
 @cache
 def completion_body(limits: Limits) -> Json:
     """Describe the body of /v1/completions."""
-    ids = array(_TOKEN, "Token ids.", low=1, high=MAX_IDS)
+    ids = array(TOKEN, "Token ids.", low=1, high=MAX_IDS)
     own = {
         "prompt": either(
             string("A text.", low=1),
@@ -221,7 +221,7 @@ def completion_body(limits: Limits) -> Json:
         "suffix": unoffered(""),
         "best_of": integer(1, INT64, "Must equal n."),
     }
-    fields = own | SAMPLING | STRUCTURE | ANSWER | REQUEST | _PROMPT | _common(limits) | _UNOFFERED
+    fields = own | SAMPLING | STRUCTURE | ANSWER | REQUEST | CUTTING | _common(limits) | _UNOFFERED
     return obj(fields, "A completion request.", required=("prompt",))
 
 
@@ -236,7 +236,7 @@ def chat_body(limits: Limits) -> Json:
         "top_logprobs": integer(0, limits.max_logprobs, "Alternatives; needs logprobs."),
         "store": unoffered(False),
     }
-    fields = own | SAMPLING | STRUCTURE | ANSWER | REQUEST | _PROMPT | _common(limits)
+    fields = own | SAMPLING | STRUCTURE | ANSWER | REQUEST | CUTTING | _common(limits)
     fields |= _UNOFFERED | _CHAT_UNOFFERED | CONVERSATION | CHOICE
     return obj(fields, "A chat request.", required=("messages",))
 
@@ -244,17 +244,20 @@ def chat_body(limits: Limits) -> Json:
 def _common(limits: Limits) -> Json:
     return {
         "prompt_logprobs": integer(0, limits.max_logprobs, "For the prompt; not in streams."),
-        "truncate_prompt_tokens": integer(
-            -1, limits.max_model_len, "Keep so many tokens of the prompt; -1 is what fits."
-        ),
+        "truncate_prompt_tokens": truncation(limits),
     }
+
+
+def truncation(limits: Limits) -> Json:
+    """Describe `truncate_prompt_tokens`."""
+    return integer(-1, limits.max_model_len, "Keep so many tokens of the prompt; -1 is what fits.")
 
 
 @cache
 def tokenize_body(_limits: Limits) -> Json:
     """Describe the body of /tokenize."""
     own = {
-        "prompt": string("A text.", high=MAX_TOKENIZE_LEN),
+        "prompt": string("A text.", high=MAXTOKENIZE_LEN),
         "add_special_tokens": {"type": "boolean", "description": "True, but false for messages."},
         "return_token_strs": boolean(False, "List the text of each token."),
         "model": _MODEL,
@@ -265,7 +268,7 @@ def tokenize_body(_limits: Limits) -> Json:
 @cache
 def detokenize_body(_limits: Limits) -> Json:
     """Describe the body of /detokenize."""
-    fields = {"model": _MODEL, "tokens": array(_TOKEN, "Token ids.", high=MAX_IDS)}
+    fields = {"model": _MODEL, "tokens": array(TOKEN, "Token ids.", high=MAX_IDS)}
     return obj(fields, "Ids to be turned into text.", required=("tokens",))
 
 

@@ -12,6 +12,14 @@ def oracle_logits(
     config: ModelConfig, params: ModelParams, ids: list[int], *, prompt_len: int | None = None
 ) -> np.ndarray:
     """Return [tokens vocab]; the first `prompt_len` ids (default: all) are the prompt."""
+    head = wide(params.embed).T if params.unembed is None else wide(params.unembed)
+    return oracle_hidden(config, params, ids, prompt_len=prompt_len) @ head
+
+
+def oracle_hidden(
+    config: ModelConfig, params: ModelParams, ids: list[int], *, prompt_len: int | None = None
+) -> np.ndarray:
+    """Return [tokens embed], after the final norm."""
     lengths = np.maximum(prompt_len or len(ids), np.arange(len(ids)) + 1)
     angles = np.arange(len(ids))[:, None] * np.stack([frequencies(config, n) for n in lengths])
     x = wide(params.embed)[ids]
@@ -21,8 +29,7 @@ def oracle_logits(
         gate = linear(h, layer.w_gate, layer.b_gate)
         hidden = gate / (1 + np.exp(-gate)) * linear(h, layer.w_up, layer.b_up)
         x = x + linear(hidden, layer.w_down, layer.b_down)
-    head = wide(params.embed).T if params.unembed is None else wide(params.unembed)
-    return norm(x, params.final_norm, config) @ head
+    return norm(x, params.final_norm, config)
 
 
 def greedy(config: ModelConfig, params: ModelParams, prompt: list[int], count: int) -> list[int]:

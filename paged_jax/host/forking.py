@@ -44,12 +44,11 @@ def first_tokens(parent: Sequence, at: int | None) -> tuple[int, ...]:
 def num_shareable(parent: Sequence, request: Request) -> int:
     """Return how many of the parent's computed tokens the request can begin with.
 
-    Its last prompt token is always computed, and all are where each has to be scored. Other salts
-    mean other owners, or keys that depend on the prompt's length.
+    Its last prompt token is always computed, and all are where each is needed. Other salts mean
+    other owners, or keys that depend on the prompt's length.
     """
     prompt = request.prompt
-    is_scored = request.sampling.prompt_logprobs is not None
-    if is_scored or request.cache_salt != parent.request.cache_salt:
+    if request.sampling.needs_whole_prompt or request.cache_salt != parent.request.cache_salt:
         return 0
     if prompt != parent.tokens(0, len(prompt)):
         return 0

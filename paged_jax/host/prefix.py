@@ -78,9 +78,8 @@ class PrefixCache:
         sequence.num_published = last
 
     def _reads(self, sequence: Sequence) -> bool:
-        """Whether cached blocks may stand in: prompt_logprobs need every position computed."""
-        is_scored = sequence.request.sampling.prompt_logprobs is not None
-        return self._pool.prefix_caching and not is_scored
+        """Whether cached blocks may stand in for what the sequence would compute."""
+        return self._pool.prefix_caching and not sequence.request.sampling.needs_whole_prompt
 
     def publish_rest(self, sequence: Sequence) -> None:
         """Offer what an ending sequence leaves in its last block to be found by its first tokens.

@@ -18,6 +18,7 @@ from paged_jax.host.field_checks import (
     unique,
 )
 from paged_jax.host.invalid_request import InvalidRequest
+from paged_jax.host.pooling import PoolingParams
 from paged_jax.host.structured_outputs import StructuredOutputsParams
 
 MAX_N = 128
@@ -68,6 +69,7 @@ class SamplingParams:
         dry_allowed_length: repetitions shorter than this are free.
         dry_sequence_breakers: texts whose last token no repetition reaches across.
         beams: the n answers are found by beam search; made by `beam_sampling`.
+        pooling: the prompt's embedding is told with the end of the answer.
     """
 
     n: int = 1
@@ -100,23 +102,20 @@ class SamplingParams:
     dry_allowed_length: int = 2
     dry_sequence_breakers: tuple[str, ...] | list[str] = DEFAULT_BREAKERS
     beams: BeamSearchParams | None = None
+    pooling: PoolingParams | None = None
 
     def __post_init__(self) -> None:
         self._normalise()
         for name, (kind, low, high) in RANGES.items():
             check_number(name, getattr(self, name), kind, low, high, optional=name in _OPTIONAL)
-        for name in (
-            "ignore_eos",
-            "detokenize",
-            "skip_special_tokens",
-            "include_stop_str_in_output",
-        ):
+        for name in _SWITCHES:
             if not isinstance(getattr(self, name), bool):
                 raise InvalidRequest(
                     f"{name} must be true or false, not {show(getattr(self, name))}", name
                 )
         self._check_stops()
         check_ids("stop_token_ids", self.stop_ids, MAX_STOP_IDS)
+        self._check_parts()
         self._check_masks()
         self._check_bias()
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
@@ -178,15 +177,17 @@ class SamplingParams:
                     f"logit_bias of {token} must be a number, not {show(value)}", "logit_bias"
                 )
 
+    def _check_parts(self) -> None:
+        """Check that what has fields of its own is of its class."""
+        parts = {"structured_outputs": StructuredOutputsParams, "pooling": PoolingParams}
+        for name, kind in parts.items():
+            value = cast("object", getattr(self, name))
+            if value is not None and not isinstance(value, kind):
+                raise InvalidRequest(f"{name} must be {kind.__name__}, not {show(value)}", name)
+
     def _check_masks(self) -> None:
         """Check what forbids ids."""
-        allowed = self.allowed_token_ids
-        wanted = cast("object", self.structured_outputs)
-        if wanted is not None and not isinstance(wanted, StructuredOutputsParams):
-            raise InvalidRequest(
-                f"structured_outputs must be StructuredOutputsParams, not {show(wanted)}",
-                "structured_outputs",
-            )
+        allowed, wanted = self.allowed_token_ids, self.structured_outputs
         if allowed is not None:
             check_ids("allowed_token_ids", tuple(allowed), MAX_ALLOWED_IDS)
             if not allowed or wanted is not None:
@@ -238,6 +239,12 @@ class SamplingParams:
         own = (self.structured_outputs, self.bad_words, self.dry_multiplier, self.beams)
         return bool(self.has_penalties or any(own))
 
+    @property
+    def needs_whole_prompt(self) -> bool:
+        """Whether every prompt token is to be computed, so that no cached block may stand in."""
+        is_mean = self.pooling is not None and self.pooling.pooling == "mean"
+        return is_mean or self.prompt_logprobs is not None
+
     @cached_property
     def has_penalties(self) -> bool:
         """Whether logits depend on the tokens so far."""
@@ -286,4 +293,5 @@ RANGES: dict[str, tuple[type, float, float]] = {
     "dry_base": (float, 1, 100),
     "dry_allowed_length": (int, 1, 4096),
 }
+_SWITCHES = ("ignore_eos", "detokenize", "skip_special_tokens", "include_stop_str_in_output")
 _OPTIONAL = {"seed", "max_tokens", "logprobs", "prompt_logprobs"}

@@ -52,7 +52,7 @@ def test_dry_breaks_a_repetition_up(llm) -> None:
         {"xtc_probability": 1.1}, {"xtc_threshold": -1}, {"dry_multiplier": "x"},
         {"dry_base": 0.5}, {"dry_allowed_length": 0}, {"dry_sequence_breakers": [""]},
         {"bad_words": [str(index) for index in range(129)]}, {"allowed_token_ids": []},
-        {"structured_outputs": {}},
+        {"structured_outputs": {}}, {"pooling": "mean"},
     ],
     ids=str,
 )  # fmt: skip

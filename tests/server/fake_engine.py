@@ -3,7 +3,8 @@
 Token ids 0..255 are bytes, 256 is the end token `<|end|>`. Choice i of a prompt p generates p[i],
 p[i + 1], ... round and round; it ends with "length" after max_tokens, or with "stop" at the end
 token (unless `ignore_eos`) or at one of `stop_token_ids`. The log-probability of token t is -t/64
-(of `!` minus infinity); the likeliest alternatives are 0, 1, 2, ...
+(of `!` minus infinity); the likeliest alternatives are 0, 1, 2, ... Embeddings are the first 8 ids,
+round and round.
 """
 
 import asyncio
@@ -164,7 +165,12 @@ class FakeEngine:
         is_finished = all(answer.is_finished for answer in answers)
         cached = (len(first.prompt) - 1) // 16 * 16
         times = RequestMetrics(0.0, 1.0, 3.0, 9.0, first.num_tokens, 1) if is_finished else None
-        return RequestDelta(request_id, choices, is_finished, cached, tables, times)
+        embedding = None
+        if is_finished and first.params.pooling is not None:
+            embedding = tuple(float(token) for token in (first.prompt * 8)[:8])
+        return RequestDelta(
+            request_id, choices, is_finished, cached, tables, times, embedding=embedding
+        )
 
     def _count(
         self, request_id: str, prompt: Sequence[int], params: SamplingParams, is_finished: bool
@@ -213,12 +219,12 @@ class _Answer:
 
     def __init__(self, index: int, prompt: Sequence[int], params: SamplingParams):
         self.prompt, self.num_tokens, self.is_finished = list(prompt), 0, False
-        self._index, self._params = index, params
+        self._index, self.params = index, params
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._max_tokens = params.max_tokens or LIMIT - len(prompt)
 
     def step(self) -> ChoiceDelta:
-        params = self._params
+        params = self.params
         token = self.prompt[(self._index + self.num_tokens) % len(self.prompt)]
         self.num_tokens += 1
         is_end = token == END and not params.ignore_eos
@@ -238,7 +244,7 @@ class _Answer:
         return ChoiceDelta(self._index, "", (), None, "abort")
 
     def prompt_tables(self) -> tuple[PositionLogprobs | None, ...] | None:
-        count = self._params.prompt_logprobs
+        count = self.params.prompt_logprobs
         if count is None:
             return None
         return (None, *(table_of(token, count) for token in self.prompt[1:]))
