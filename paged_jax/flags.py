@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import Field, fields
+from importlib.util import find_spec
 from typing import Any, NoReturn
 
 import paged_jax
@@ -53,6 +54,10 @@ def parse(
     options.model = options.model or options.positional
     if options.enable_auto_tool_choice and options.tool_call_parser is None:
         parser.error("argument --enable-auto-tool-choice: needs --tool-call-parser")
+    if options.otlp_traces_endpoint is not None and not _can_trace():
+        parser.error(
+            "argument --otlp-traces-endpoint: needs OpenTelemetry: pip install 'paged_jax[traces]'"
+        )
     is_guarded = options.api_key or os.environ.get(API_KEY_VARIABLE) or options.allow_no_key
     if not is_guarded and not is_loopback(options.host):
         parser.error(
@@ -63,6 +68,15 @@ def parse(
         return options, read_engine_args(options)
     except OptionError as error:
         parser.error(str(error))
+
+
+def _can_trace() -> bool:
+    try:
+        return find_spec("opentelemetry.sdk") is not None and bool(
+            find_spec("opentelemetry.exporter.otlp.proto.grpc")
+        )
+    except ModuleNotFoundError:
+        return False
 
 
 def add_engine_flags(parser: argparse.ArgumentParser) -> None:
@@ -197,6 +211,11 @@ def _add_log_flags(group: "argparse._ArgumentGroup") -> None:
         "--metrics-alias",
         choices=("vllm",),
         help="tell each paged_jax: metric under this prefix too",
+    )
+    add(
+        "--otlp-traces-endpoint",
+        metavar="URL",
+        help="OpenTelemetry collector that gets a span of each request, by gRPC",
     )
     add(
         "--log-stats-interval",

@@ -125,6 +125,7 @@ def settings_of(engine: "AsyncEngine", options: argparse.Namespace) -> ServerSet
         max_requests=options.max_concurrent_requests,
         request_timeout_s=options.request_timeout,
         watchdog_s=options.watchdog_timeout,
+        traces_endpoint=options.otlp_traces_endpoint,
     )
 
 

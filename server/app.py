@@ -20,6 +20,7 @@ from server.load_log import RequestLog, log_load
 from server.metrics import Metrics
 from server.openapi import document
 from server.state import ServerSettings, ServerState
+from server.tracing import open_traces
 
 if TYPE_CHECKING:
     from paged_jax.async_engine import AsyncEngine
@@ -38,7 +39,9 @@ OPENAPI = Endpoint("/openapi.json", _describe, "This description.")
 def create_app(engine: "AsyncEngine", settings: ServerSettings) -> Starlette:
     """Return the ASGI application over a started engine."""
     metrics = Metrics(engine, model=settings.served_names[0], has_alias=settings.has_metrics_alias)
-    state = ServerState(engine, settings, metrics, LiveView(engine))
+    endpoint = settings.traces_endpoint
+    traces = None if endpoint is None else open_traces(endpoint)
+    state = ServerState(engine, settings, metrics, LiveView(engine), traces)
     engine.add_observer(metrics)
     engine.add_observer(state.live)
     if settings.logs_requests:

@@ -57,6 +57,7 @@ class Call:
 
     Attributes:
         told: fields of the request that the answer repeats.
+        trace: headers that say which trace it belongs to; empty if spans are not made.
     """
 
     id: str
@@ -68,6 +69,7 @@ class Call:
     priority: int = 0
     cache_salt: str | None = None
     told: Json = field(default_factory=dict[str, Any])
+    trace: dict[str, str] = field(default_factory=dict[str, str])
 
     @property
     def client_id(self) -> str:

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from starlette.requests import Request
@@ -38,6 +38,7 @@ from server.tables import (
     tokenize_body,
 )
 from server.tokens import detokenize, tokenize
+from server.tracing import PARENTS
 from server.wire import Json
 
 HEALTH_S = 30.0
@@ -170,6 +171,9 @@ async def _called(
         return parse(state, Fields(body(state.limits), read), header_id)
 
     call = salted(await asyncio.to_thread(work), request.scope)
+    if state.traces is not None:
+        trace = {name: request.headers[name] for name in PARENTS if name in request.headers}
+        call = replace(call, trace=trace)
     request.scope[REQUEST_ID] = call.client_id
     state.check_ready()
     state.check_room(len(call.prompts))

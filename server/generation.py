@@ -1,6 +1,7 @@
 """Running a call: the deltas of all its prompts, its usage, its end when the client hangs up."""
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
@@ -104,6 +105,7 @@ async def _one_prompt(
     state: ServerState, call: Call, number: int
 ) -> AsyncGenerator[RequestDelta, None]:
     engine, engine_id = state.engine, f"{call.id}-{number}-{id(call):x}"
+    start_s, metrics = time.monotonic(), None
     source = closable(
         engine.generate(
             call.prompts[number].ids,
@@ -118,11 +120,14 @@ async def _one_prompt(
     try:
         async with aclosing(source) as deltas:
             async for delta in deltas:
+                metrics = delta.metrics
                 _check_delta(engine, delta, deadline)
                 yield _without_output(delta) if call.answer.is_scoring else delta
     finally:
         deadline.cancel()
         del state.running[engine_id]
+        if state.traces is not None:
+            state.traces.note(call, number, start_s, metrics)
 
 
 class Deadline:

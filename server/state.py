@@ -11,6 +11,7 @@ from server.errors import SHUTTING_DOWN, ApiError, cut
 from server.live import LiveView
 from server.metrics import Metrics
 from server.tables import Limits
+from server.tracing import Traces
 from server.wire import Json
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ class ServerSettings:
         logs_requests: a line is logged for each request that ended; never its text.
         tool_call_parser: how the model writes tool calls; None if they are not looked for.
         reasoning_parser: how the model marks its reasoning; None if it is not looked for.
+        traces_endpoint: where spans are sent to; None is nowhere.
     """
 
     served_names: tuple[str, ...]
@@ -55,6 +57,7 @@ class ServerSettings:
     max_requests: int = 4096
     request_timeout_s: float = 3600.0
     watchdog_s: float = 120.0
+    traces_endpoint: str | None = None
 
 
 @dataclass
@@ -71,6 +74,7 @@ class ServerState:
     settings: ServerSettings
     metrics: Metrics
     live: LiveView
+    traces: Traces | None = None
     created: int = field(default_factory=lambda: int(time.time()))
     num_in_flight: int = 0
     running: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
