@@ -122,5 +122,9 @@ def score(
     Prompt log-probabilities come from here, a few rows at a time: never [tokens vocab].
     """
     return score_divided(
-        logits(params, hidden), targets, vocab_size=config.vocab_size, max_logprobs=max_logprobs
+        logits(params, hidden),
+        targets,
+        vocab_size=config.vocab_size,
+        max_logprobs=max_logprobs,
+        vocab_limit=config.vocab_limit,
     )

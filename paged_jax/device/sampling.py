@@ -6,6 +6,8 @@ skipped at run time; another serves steps where all rows just take their likelie
 branch holds a loop that the host would have to drive, so that a step is one CUDA graph.
 """
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -55,7 +57,7 @@ def sample(
 
     Args:
         max_logprobs: width of the alternatives; rows use the first `num_logprobs` of them.
-        vocab_limit: ids from here on are never drawn (log-probabilities still count them).
+        vocab_limit: ids from here on are never drawn or told (log-probabilities still count them).
     Returns:
         log-probabilities are zeros in a step where no row wants any. A row whose every logit is
         -inf gets id 0.
@@ -84,8 +86,8 @@ def _sample_tile(
 
     def wanted() -> SampleOutput:
         told = _drawn_from(changed, rows) if extras.is_processed else logits
-        is_normalised = extras.is_normalised
-        return position_logprobs(told, tokens, max_logprobs, is_normalised=is_normalised)
+        scored = partial(position_logprobs, vocab_limit=vocab_limit)
+        return scored(told, tokens, max_logprobs, is_normalised=extras.is_normalised)
 
     return lax.cond(jnp.any(rows.num_logprobs >= 0), wanted, empty)
 
@@ -96,16 +98,19 @@ def position_logprobs(
     max_logprobs: int,
     *,
     is_normalised: bool = True,
+    vocab_limit: int | None = None,
 ) -> SampleOutput:
     """Return the log-probability and rank of each row's target, and the likeliest alternatives.
 
     Args:
         is_normalised: if not, logits are given as they are.
+        vocab_limit: ids from here on are no alternatives.
     """
     norm = jax.nn.logsumexp(logits, axis=-1) if is_normalised else jnp.zeros(logits.shape[0])
     chosen = jnp.take_along_axis(logits, targets[:, None], axis=-1)
-    rank = 1 + jnp.sum(logits > chosen, axis=-1, dtype=jnp.int32)
-    top, top_ids = _top_k(logits, max_logprobs)
+    known = _limited(logits, vocab_limit)
+    rank = 1 + jnp.sum(known > chosen, axis=-1, dtype=jnp.int32)
+    top, top_ids = _top_k(known, max_logprobs)
     return SampleOutput(
         tokens=targets,
         logprob=chosen[:, 0] - norm,

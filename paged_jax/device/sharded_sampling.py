@@ -58,9 +58,10 @@ def score_divided(
     *,
     vocab_size: int,
     max_logprobs: int,
+    vocab_limit: int | None = None,
 ) -> SampleOutput:
     """Score as `position_logprobs` does, from logits that may be divided among devices."""
-    whole = partial(position_logprobs, max_logprobs=max_logprobs)
+    whole = partial(position_logprobs, max_logprobs=max_logprobs, vocab_limit=vocab_limit)
     if tensor_size() == 1:
         return whole(logits, targets)
     return _by_rows(whole, logits, targets, vocab_size)

@@ -45,7 +45,7 @@ def oracle_search(llm: LLM, params, prompt: list[int], search_params: BeamSearch
     )
 
 
-@pytest.mark.parametrize("penalty", [0.0, 1.0, 2.5])
+@pytest.mark.parametrize("penalty", [-1.0, 0.0, 1.0, 2.5])
 @pytest.mark.parametrize("width", [1, 4])
 def test_answers_and_scores_are_the_oracles(ending_llm, plain_params, width, penalty) -> None:
     params = BeamSearchParams(beam_width=width, max_tokens=9, length_penalty=penalty)
@@ -121,6 +121,20 @@ def test_log_probabilities_of_beams_add_up(ending_llm) -> None:
     for choice in output.outputs:
         total = sum(t[id].logprob for id, t in zip(choice.token_ids, choice.logprobs, strict=True))
         assert len(choice.token_ids) == 5 and choice.cumulative_logprob == pytest.approx(total)
+
+
+@pytest.mark.parametrize("skips", [True, False])
+def test_the_texts_of_beams_are_those_of_any_answer(ending_llm, skips) -> None:
+    decode, shown = ending_llm.get_tokenizer().decode, set()
+    params = BeamSearchParams(beam_width=4, max_tokens=24, skip_special_tokens=skips)
+    for prompt, output in zip(PROMPTS, ending_llm.beam_search(PROMPTS, params), strict=True):
+        for beam in output.sequences:
+            answer = beam.tokens[len(prompt) :]
+            told = answer[:-1] if beam.finish_reason == "stop" else answer
+            text = decode(told, skip_special_tokens=skips)
+            assert beam.text == decode(prompt) + text
+            shown |= set(told) & {0, 1, 2}
+    assert shown, "trigger: no beam has a special token"
 
 
 def test_aborted_beams_give_their_blocks_back(ending_llm) -> None:

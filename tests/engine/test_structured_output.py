@@ -41,6 +41,18 @@ def test_documents_are_valid_at_any_temperature_without_a_compilation(llm: LLM) 
     assert llm.engine.stats().num_compilations == before
 
 
+@pytest.mark.parametrize("temperature", [0.0, 2.0])
+def test_log_probabilities_beside_a_form_are_finite_and_of_known_tokens(llm: LLM, temperature):
+    form = Form(json={"type": "object", "properties": {"a": {"enum": [12, "é"]}}}, named="x")
+    params = form_params(form, temperature=temperature, seed=3, logprobs=20)
+    choice = llm.generate(["Go"], params, use_tqdm=False)[0].outputs[0]
+    assert choice.finish_reason == "stop" and isinstance(json.loads(choice.text), dict)
+    assert len(choice.logprobs) == len(choice.token_ids)
+    for token, table in zip(choice.token_ids, choice.logprobs, strict=True):
+        assert np.isfinite(table[token].logprob) and len(table) >= 20
+        assert max(table) < llm.get_tokenizer().size < llm.engine.config.model.vocab_size
+
+
 @pytest.mark.slow
 def test_200_random_schemas_give_valid_documents(llm: LLM) -> None:
     check_documents(llm, range(200))

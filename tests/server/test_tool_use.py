@@ -142,6 +142,15 @@ def test_forced_call_is_a_grammar_for_the_engine(served: Served, choice, reason)
     assert ('\\"g\\"' in grammar) == ("call)*" in grammar) == (choice == "required")
 
 
+@pytest.mark.parametrize("choice", ["required", NAMED], ids=["required", "named"])
+def test_no_call_is_claimed_where_none_was_made(agent: Served, choice):
+    ask = {"tools": [TOOL], "tool_choice": choice}
+    whole = agent.chat("a</think>No call<|end|>", **ask)["choices"][0]
+    assert whole["finish_reason"] == "stop" and "tool_calls" not in whole["message"]
+    said, reason = streamed(agent.stream("a</think>No call<|end|>", chat=True, **ask))
+    assert reason == "stop" and said["calls"] == {}
+
+
 def test_form_of_a_reasoning_models_answer_comes_behind_its_reasoning(agent: Served):
     agent.chat("a", max_tokens=1, **FORM)
     assert agent.engine.asked[-1][0].structured_outputs.after_reasoning is True
