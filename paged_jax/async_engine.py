@@ -15,52 +15,24 @@ from collections.abc import Sequence as Seq
 from functools import partial
 from typing import TypeVar
 
+from paged_jax.cluster.leading_engine import LeadingEngine
 from paged_jax.config import EngineConfig
 from paged_jax.engine import Engine
 from paged_jax.engine_args import EngineArgs
-from paged_jax.host.block_map import BlockMap, block_map
+from paged_jax.host.block_map import BlockMap, block_map, joined
 from paged_jax.host.invalid_request import InvalidRequest
 from paged_jax.host.sampling_params import SamplingParams
 from paged_jax.host.trace import EngineObserver, EngineStats
 from paged_jax.outputs import RequestDelta
 from paged_jax.phases import PhaseClock
-from paged_jax.replicas import Replicas, build, of_scheduler
+from paged_jax.replicas import Replicas, build, of_schedulers
+from paged_jax.request_stream import RequestStream
 from paged_jax.text.grammar import Grammar
 from paged_jax.text.tokenizer import Tokenizer
 
 logger = logging.getLogger("paged_jax")
 
 T = TypeVar("T")
-
-
-class _Stream:
-    """The deltas of one request on their way to one consumer."""
-
-    def __init__(self, request_id: str):
-        self.request_id = request_id
-        self.loop = asyncio.get_running_loop()
-        self.ready = asyncio.Event()
-        self._lock = threading.Lock()
-        self._pending: RequestDelta | None = None
-
-    def put(self, delta: RequestDelta) -> bool:
-        """Add a delta from any thread; what the consumer has not taken yet is merged with it.
-
-        Returns whether the consumer has to be told.
-        """
-        with self._lock:
-            merged = delta if self._pending is None else self._pending.merged(delta)
-            is_first, self._pending = self._pending is None, merged
-        return is_first
-
-    async def get(self) -> RequestDelta:
-        """Wait for the next delta."""
-        await self.ready.wait()
-        with self._lock:
-            delta, self._pending = self._pending, None
-            self.ready.clear()
-        assert delta is not None, "woken without a delta"
-        return delta
 
 
 def _set_all(events: list[asyncio.Event]) -> None:
@@ -74,13 +46,14 @@ class AsyncEngine:
     Attributes:
         engine: the synchronous engine; only the stepping thread touches it once started.
         is_draining: no new requests are taken.
+        error: why nothing works any more; None while it does.
     """
 
     def __init__(self, engine: Engine | Replicas):
         self.engine = engine
         self.is_draining = False
-        self._error: str | None = None
-        self._streams: dict[str, _Stream] = {}
+        self.error: str | None = None
+        self._streams: dict[str, RequestStream] = {}
         self._inbox: deque[Callable[[], None]] = deque()
         self._wake = threading.Condition()
         self._is_stopping = False
@@ -91,7 +64,10 @@ class AsyncEngine:
     @classmethod
     def from_args(cls, args: EngineArgs, *, clock: PhaseClock | None = None) -> "AsyncEngine":
         """Load, compile and wrap an engine; blocks until it is ready."""
-        return cls(build(args, clock=clock))
+        engine = cls(build(args, clock=clock))
+        if isinstance(engine.engine, LeadingEngine):
+            engine.engine.leader.failure.on_failure = engine.fail
+        return engine
 
     @property
     def config(self) -> EngineConfig:
@@ -111,13 +87,17 @@ class AsyncEngine:
     @property
     def is_healthy(self) -> bool:
         """Whether the stepping thread is alive and no step has failed."""
-        return self._error is None and self._thread.is_alive()
+        return self.error is None and self._thread.is_alive()
 
     @property
     def busy_s(self) -> float:
-        """Seconds since the stepping thread last made progress; 0 while it has nothing to do."""
+        """Seconds since the stepping thread, or the slowest replica, last made progress.
+
+        0 while there is nothing to do.
+        """
         began_s = self._began_s
-        return 0.0 if began_s is None else time.monotonic() - began_s
+        own_s = 0.0 if began_s is None else time.monotonic() - began_s
+        return max(own_s, self.engine.busy_s) if isinstance(self.engine, Replicas) else own_s
 
     def start(self) -> None:
         """Start the stepping thread."""
@@ -153,7 +133,7 @@ class AsyncEngine:
         grammar = await self._checked(prompt, params)
         if request_id in self._streams:
             raise InvalidRequest(f"request id {request_id!r} is in use", "request_id")
-        stream = self._streams[request_id] = _Stream(request_id)
+        stream = self._streams[request_id] = RequestStream(request_id)
         add = partial(
             self.engine.add,
             prompt,
@@ -184,8 +164,8 @@ class AsyncEngine:
         return await self._between_steps(self.engine.reset_prefix_cache)
 
     async def block_map(self) -> BlockMap:
-        """Return the state of the KV pool between two steps."""
-        return await self._between_steps(lambda: of_scheduler(self.engine, block_map))
+        """Return the state of the KV pool between two steps; of replicas' pools one by one."""
+        return await self._between_steps(lambda: joined(of_schedulers(self.engine, block_map)))
 
     async def _between_steps(self, work: Callable[[], T]) -> T:
         """Return what `work` returns in the stepping thread."""
@@ -220,8 +200,8 @@ class AsyncEngine:
     def _add(self, request_id: str, add: Callable[[], None]) -> None:
         if request_id not in self._streams:
             return  # the consumer left before the request was taken
-        if self._error is not None:
-            self._fail(request_id, self._error)
+        if self.error is not None:
+            self._fail(request_id, self.error)
             return
         try:
             add()
@@ -260,9 +240,13 @@ class AsyncEngine:
                 self._stats = self.engine.stats()
             except BaseException as error:  # whatever it is, those who wait must be told
                 logger.exception("The engine failed")
-                self._error = f"the engine failed: {type(error).__name__}"
-                for request_id in list(self._streams):
-                    self._fail(request_id, self._error)
+                self.fail(type(error).__name__)
+
+    def fail(self, cause: str) -> None:
+        """Be unhealthy from now on, and tell everybody who waits, from any thread."""
+        self.error = self.error or f"the engine failed: {cause}"
+        for request_id in list(self._streams):
+            self._fail(request_id, self.error)
 
     def _empty_inbox(self) -> None:
         """Carry out what was posted; wait for it when there is nothing else to do."""
@@ -277,7 +261,7 @@ class AsyncEngine:
 
     @property
     def _is_busy(self) -> bool:
-        return self._error is None and self.engine.has_work
+        return self.error is None and self.engine.has_work
 
     # ---- the end ----------------------------------------------------------------------------
 

@@ -1,33 +1,37 @@
 """From options to a ready engine: find the model, read it, plan the memory, compile."""
 
+import atexit
 import logging
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import jax
 
 from paged_jax.batch_invariance import check_batch_invariance
+from paged_jax.cluster import handshake
+from paged_jax.cluster.leader import Leader, gather
+from paged_jax.cluster.leading_engine import LeadingEngine
+from paged_jax.cluster.start import listen, start_distributed
 from paged_jax.compile_counter import use_compilation_cache
-from paged_jax.config import (
-    CacheConfig,
-    EngineConfig,
-    MeshShape,
-    ModelConfig,
-    OptionError,
-    SchedulerConfig,
-    cache_folder,
-)
+from paged_jax.config import EngineConfig, MeshShape, ModelConfig, OptionError, cache_folder
 from paged_jax.device.draw_extras import LogitsProcessor
 from paged_jax.device.kv_pool import block_bytes, pool_struct
 from paged_jax.device.sharding import copied_to_replica, device_bytes_of, make_mesh
 from paged_jax.engine import Engine
 from paged_jax.engine_args import EngineArgs
-from paged_jax.host.policies import make_policy
 from paged_jax.memory import MemoryLedger, check_model_len, device_bytes, plan_memory
 from paged_jax.models.layout import WeightLayout, divided, with_own_head
 from paged_jax.models.params import ModelParams
 from paged_jax.phases import PhaseClock
 from paged_jax.pipelined_engine import PipelinedEngine
+from paged_jax.resolved import (
+    check_hosts,
+    check_stages,
+    engine_config,
+    mesh_shape,
+    scheduler_config,
+    with_blocks,
+)
 from paged_jax.staged_programs import make_programs
 from paged_jax.text.tokenizer import Tokenizer
 from paged_jax.weights.load import default_sampling, load_params, read_config
@@ -35,7 +39,6 @@ from paged_jax.weights.source import ModelSource, resolve_model
 
 logger = logging.getLogger("paged_jax")
 
-DEFAULT_MAX_SEQS = 64
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
 
@@ -67,13 +70,58 @@ def build_engines(
     Raises:
         OptionError: a setting is out of range or does not fit this model or machine.
         ModelError: the model cannot be found or read.
+        OSError: another host is missing, or runs something else.
     """
     clock = clock or PhaseClock()
+    check_hosts(args, has_processor=logits_processor is not None)
+    parts = prepare(args, clock=clock, logits_processor=logits_processor)
+    config, ledger, leader = parts.config, parts.ledger, None
+    if args.nnodes > 1:
+        leader, num_blocks = _gather(args, parts)
+        config, ledger = with_blocks(config, num_blocks), ledger.with_blocks(num_blocks)
+        check_model_len(args, ledger, config.scheduler.max_model_len)
+    if leader is None:
+        engines = _start_replicas(parts, logits_processor)
+    else:
+        engines = [_start_leading(parts, config, leader)]
+    clock.end("compile")
+    ledger = ledger.with_programs(engines[0].programs.peak_bytes())
+    jax.block_until_ready([engine.pool for engine in engines])
+    clock.end("ready")
+    for engine in engines:
+        engine.startup = clock.seconds
+    logger.info("%s", ledger.describe(config.scheduler.max_model_len))
+    logger.info("Start-up:\n%s", clock.table())
+    return engines
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What engines are made of, on one host."""
+
+    source: ModelSource
+    config: EngineConfig
+    params: ModelParams
+    tokenizer: Tokenizer
+    ledger: MemoryLedger
+
+
+def prepare(
+    args: EngineArgs,
+    *,
+    clock: PhaseClock | None = None,
+    logits_processor: LogitsProcessor | None = None,
+) -> Parts:
+    """Load the model and size the KV pool; raise as `build_engines`."""
+    clock = clock or PhaseClock()
     args.validate()
+    shape = mesh_shape(args)
     use_compilation_cache(cache_folder() / "xla")
     clock.end("import")
+    if args.nnodes > 1:
+        start_distributed(args)
+        clock.end("find hosts")
     source = resolve_model(args.model)
-    shape = mesh_shape(args)
     model = read_config(
         source,
         dtype=args.dtype,
@@ -90,61 +138,47 @@ def build_engines(
     clock.end("read config")
     params = _load(args, source, model, shape)
     clock.end("load weights")
-    config = engine_config(args, on_devices, limits, source)
+    config = engine_config(args, on_devices, limits, source.name)
     ledger = size_pool(args, config, params)
-    config = replace(config, cache=replace(config.cache, num_blocks=ledger.num_blocks))
-    kind = PipelinedEngine if shape.stage > 1 else Engine
+    return Parts(source, with_blocks(config, ledger.num_blocks), params, tokenizer, ledger)
+
+
+def _gather(args: EngineArgs, parts: Parts) -> tuple[Leader, int]:
+    """Wait for the other hosts; return how to lead them, and how many blocks all can hold."""
+    secret = handshake.read_secret(args)
+    digests = handshake.digests_of(parts.config, parts.params)
+    own = handshake.Hello(0, parts.ledger.num_blocks, digests)
+    with listen(args) as listener:
+        leader, num_blocks = gather(listener, secret, own, num_ranks=args.nnodes)
+    atexit.register(leader.close)  # before jax.distributed, which waits for the others
+    return leader, num_blocks
+
+
+def _start_leading(parts: Parts, config: EngineConfig, leader: Leader) -> Engine:
+    """Compile the programs of an engine on several hosts, when these do so too."""
+    sampling = default_sampling(parts.source)
+    return LeadingEngine(leader, config, parts.params, parts.tokenizer, default_sampling=sampling)
+
+
+def _start_replicas(parts: Parts, logits_processor: LogitsProcessor | None) -> list[Engine]:
+    """Compile the programs of every replica."""
     start = partial(
-        kind,
-        tokenizer=tokenizer,
-        default_sampling=default_sampling(source),
+        PipelinedEngine if parts.config.mesh.stage > 1 else Engine,
+        tokenizer=parts.tokenizer,
+        default_sampling=default_sampling(parts.source),
         logits_processor=logits_processor,
     )
-    engines = [
+    params = parts.params
+    return [
         start(each, params if i == 0 else copied_to_replica(params, each.mesh))
-        for i, each in enumerate(_replicas(config))
+        for i, each in enumerate(_replicas(parts.config))
     ]
-    clock.end("compile")
-    ledger = ledger.with_programs(engines[0].programs.peak_bytes())
-    jax.block_until_ready([engine.pool for engine in engines])
-    clock.end("ready")
-    for engine in engines:
-        engine.startup = clock.seconds
-    logger.info("%s", ledger.describe(limits.max_model_len))
-    logger.info("Start-up:\n%s", clock.table())
-    return engines
 
 
 def _replicas(config: EngineConfig) -> list[EngineConfig]:
     """Return the configuration of each replica."""
     shapes = (replace(config.mesh, replica=index) for index in range(config.mesh.data))
     return [replace(config, mesh=shape) for shape in shapes]
-
-
-def engine_config(
-    args: EngineArgs, model: ModelConfig, limits: SchedulerConfig, source: ModelSource
-) -> EngineConfig:
-    """Return what runs, but for the number of blocks, which `size_pool` decides."""
-    return EngineConfig(
-        model=model,
-        cache=CacheConfig(
-            num_blocks=2,
-            block_size=args.block_size,
-            prefix_caching=args.enable_prefix_caching,
-            dtype=args.kv_cache_dtype,
-            partial_reuse=args.enable_partial_prefix_caching,
-        ),
-        scheduler=limits,
-        model_name=args.model or source.name,
-        seed=args.seed,
-        max_logprobs=min(args.max_logprobs, model.vocab_size),
-        logprobs_mode=args.logprobs_mode,
-        enforce_eager=args.enforce_eager,
-        async_scheduling=args.async_scheduling,
-        mesh=mesh_shape(args),
-        record=args.record,
-        batch_invariant=args.batch_invariant,
-    )
 
 
 def _load(
@@ -163,37 +197,6 @@ def _load(
     return params
 
 
-def mesh_shape(args: EngineArgs) -> MeshShape:
-    """Return the devices asked for.
-
-    Raises:
-        OptionError: an option works on one device only.
-    """
-    shape = MeshShape(
-        args.data_parallel_size, args.pipeline_parallel_size, args.tensor_parallel_size
-    )
-    if args.record is not None and shape.data * shape.stage > 1:
-        raise OptionError(
-            "--record writes down one engine with one step in flight: leave it out, or "
-            "--pipeline-parallel-size and --data-parallel-size"
-        )
-    if args.enforce_eager and shape.num_devices > 1:
-        raise OptionError(
-            f"--enforce-eager runs on one device, not on {shape.num_devices}: leave it out, or the "
-            "--...-parallel-size options"
-        )
-    return shape
-
-
-def check_stages(model: ModelConfig, num_stages: int) -> None:
-    """Raise OptionError if a stage would have no layer."""
-    if num_stages > model.num_layers:
-        raise OptionError(
-            f"--pipeline-parallel-size {num_stages} exceeds the model's {model.num_layers} layers: "
-            f"choose at most {model.num_layers}"
-        )
-
-
 def load_tokenizer(source: ModelSource, *, may_lack: bool) -> Tokenizer:
     """Read the tokenizer beside the weights or inside them; bytes where it may and does lack."""
     if source.kind == "gguf":
@@ -201,31 +204,6 @@ def load_tokenizer(source: ModelSource, *, may_lack: bool) -> Tokenizer:
     if may_lack and not any((source.path / name).exists() for name in TOKENIZER_FILES):
         return Tokenizer.of_bytes()
     return Tokenizer.from_folder(source.path)
-
-
-def scheduler_config(args: EngineArgs, model: ModelConfig) -> SchedulerConfig:
-    """Resolve the limits of a step and of a sequence against the model's own.
-
-    Raises:
-        OptionError: `--max-model-len` exceeds what the model's positions cover, or the limits
-            contradict.
-    """
-    limit = model.context_limit
-    max_model_len = args.max_model_len or limit
-    if max_model_len > limit:
-        raise OptionError(
-            f"--max-model-len {max_model_len} exceeds the model's {limit} positions: "
-            f"choose at most {limit}"
-        )
-    budget = args.max_num_batched_tokens
-    max_seqs = args.max_num_seqs or min(DEFAULT_MAX_SEQS, budget)
-    if budget < max_seqs:
-        raise OptionError(
-            f"--max-num-batched-tokens {budget} must be at least --max-num-seqs ({max_seqs}): "
-            "every running sequence needs one token a step"
-        )
-    make_policy(args.scheduling_policy)  # an unknown one is told before anything is loaded
-    return SchedulerConfig(max_seqs, budget, max_model_len, args.scheduling_policy)
 
 
 def size_pool(args: EngineArgs, config: EngineConfig, params: ModelParams) -> MemoryLedger:

@@ -65,6 +65,10 @@ class EngineArgs:
     data_parallel_size: int = option(
         1, "replicas of the engine behind one queue, each on devices of its own", low=1, high=1024
     )
+    nnodes: int = option(1, "hosts that share the model, one process on each", low=1, high=1024)
+    node_rank: int = option(0, "which of them this is; 0 serves", low=0, high=1023)
+    master_addr: str = option("127.0.0.1", "address of host 0, which the others connect to")
+    master_port: int = option(29501, "its port; the next one is used too", low=1, high=65_534)
     gpu_memory_utilization: float = option(
         0.92, "share of a GPU's memory to use", low=0.01, high=1.0
     )

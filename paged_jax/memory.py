@@ -40,6 +40,11 @@ class MemoryLedger:
         total = self.total_bytes + max(0, extra - self.unused_bytes)
         return replace(self, programs_bytes=programs_bytes, total_bytes=total)
 
+    def with_blocks(self, num_blocks: int) -> "MemoryLedger":
+        """Return the ledger with fewer blocks than there is room for."""
+        pool = self.pool_bytes // self.num_blocks * num_blocks
+        return replace(self, num_blocks=num_blocks, pool_bytes=pool)
+
     @property
     def unused_bytes(self) -> int:
         """What is left over."""

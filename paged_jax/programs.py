@@ -52,6 +52,7 @@ class Programs:
         token_buckets: sizes of the packed token axis.
         row_buckets: numbers of rows that are sampled together.
         compile_seconds: of each program, by what it is and its padded size.
+        announce: told of each call, with all its arguments, before it is made.
     """
 
     def __init__(self, config: EngineConfig, processor: LogitsProcessor | None = None):
@@ -67,6 +68,7 @@ class Programs:
         self.mesh = self.draw_mesh = make_mesh(config.mesh)
         self._compiled: dict[ProgramKey, Any] = {}
         self.compile_seconds: dict[ProgramKey, float] = {}
+        self.announce: Callable[[ProgramKey, tuple[Any, ...]], None] | None = None
 
     def nothing_drawn(self) -> np.ndarray:
         """Return what stands for the drawn tokens before the first draw."""
@@ -83,6 +85,10 @@ class Programs:
         """Return the sampling rows of a step's draws, padded."""
         rows = pack_rows(drawn, self._row_shape(len(drawn)), masks)
         return replace(rows, is_plain=rows.is_plain and not self.config.batch_invariant)
+
+    def neutral_rows(self, num_rows: int, *, is_plain: bool) -> SamplingRows:
+        """Return sampling rows that ask for nothing."""
+        return replace(pack_rows([], self._row_shape(num_rows)), is_plain=is_plain)
 
     def _row_shape(self, num_rows: int) -> RowShape:
         own = MAX_BIAS_IDS + MAX_DRY_IDS
@@ -133,7 +139,7 @@ class Programs:
             for name, is_plain in (("draw plain", True), ("draw", False)):
                 if is_plain and self.config.batch_invariant:
                     continue
-                neutral = replace(pack_rows([], self._row_shape(rows)), is_plain=is_plain)
+                neutral = self.neutral_rows(rows, is_plain=is_plain)
                 yield (name, rows), partial(self._lower, self._draw, (params, sampled, neutral))
         hidden = jax.ShapeDtypeStruct((SCORES, embed), dtype)
         targets = np.zeros(SCORES, np.int32)
@@ -164,6 +170,8 @@ class Programs:
         if (name, size) not in self._compiled:
             sizes = ", ".join(str(other) for kind, other in self._compiled if kind == name)
             raise ValueError(f"no program {name} {size} was compiled; its sizes are {sizes}")
+        if self.announce is not None:
+            self.announce((name, size), arguments)
         return self._compiled[name, size](*arguments)
 
     def run_backbone(
@@ -211,7 +219,11 @@ class Programs:
             )
             ids[: len(wanted)] = wanted
             rows[: len(wanted)] = hidden[at + start : at + start + len(wanted)]
-            yield self.call("score", SCORES, self._score, self.head(params), rows, ids)
+            yield self.score(params, rows, ids)
+
+    def score(self, params: ModelParams, hidden: np.ndarray, targets: np.ndarray) -> SampleOutput:
+        """Score one target after each of SCORES hidden states."""
+        return self.call("score", SCORES, self._score, self.head(params), hidden, targets)
 
     def measure(self, params: ModelParams, pool: KVPool) -> int:
         """Compile the largest backbone for an abstract pool; return the bytes it needs itself."""

@@ -7,10 +7,11 @@ the others go on. Like an engine it is not thread-safe: one thread adds, steps a
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field, fields
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from dataclasses import fields
 from functools import partial, reduce
 from typing import TypeVar
 
@@ -23,9 +24,10 @@ from paged_jax.host.blocks import hash_blocks
 from paged_jax.host.invalid_request import InvalidRequest
 from paged_jax.host.sampling_params import SamplingParams
 from paged_jax.host.scheduler import Scheduler
-from paged_jax.host.trace import EngineObserver, EngineStats, PoolUsage, RequestRecord, StepRecord
+from paged_jax.host.trace import EngineObserver, EngineStats, PoolUsage
 from paged_jax.outputs import RequestDelta
 from paged_jax.phases import PhaseClock
+from paged_jax.replica import InTurn, Replica
 from paged_jax.text.grammar import Grammar
 from paged_jax.text.tokenizer import Tokenizer
 from paged_jax.token_rules import RuleBook
@@ -36,7 +38,6 @@ LOAD_TOKENS = 32  # what a request being answered weighs in placement, in tokens
 POLL_S = 0.005  # how long a step waits for the first replica, so that new requests are taken
 
 T = TypeVar("T")
-Delivery = tuple[list[RequestDelta], EngineStats]
 
 
 def build(
@@ -50,69 +51,11 @@ def build(
     return engines[0] if len(engines) == 1 else Replicas(engines)
 
 
-def of_scheduler(engine: "Engine | Replicas", read: Callable[[Scheduler], T]) -> T:
-    """Return what `read` tells of the scheduler, of replicas of the first, between its steps."""
+def of_schedulers(engine: "Engine | Replicas", read: Callable[[Scheduler], T]) -> list[T]:
+    """Return what `read` tells of each replica's scheduler, between its steps."""
     if isinstance(engine, Replicas):
-        return engine.of_first_scheduler(read)
-    return read(engine.scheduler)
-
-
-@dataclass(eq=False)
-class _Replica:
-    """One engine and the thread that alone touches it.
-
-    Attributes:
-        live: ids of its requests that have not ended.
-        added: calls to make before the next step.
-        stepping: the step under way.
-        error: what it died of.
-    """
-
-    name: str
-    engine: Engine
-    worker: ThreadPoolExecutor
-    stats: EngineStats
-    live: set[str] = field(default_factory=set)
-    added: list[Callable[[], None]] = field(default_factory=list)
-    stepping: Future[Delivery] | None = None
-    error: str | None = None
-
-    def start(self) -> Future[Delivery]:
-        """Begin a step unless one is under way."""
-        if self.stepping is None:
-            self.stepping = self._submit(self.engine.step)
-        return self.stepping
-
-    def abort(self, request_id: str) -> RequestDelta | None:
-        """End a request once the step under way is done."""
-        delta, self.stats = self._submit(partial(self.engine.abort, request_id)).result()
-        return delta
-
-    def _submit(self, work: Callable[[], T]) -> Future[tuple[T, EngineStats]]:
-        """Let the thread make the calls that were added, then work."""
-        added, self.added = self.added, []
-
-        def run() -> tuple[T, EngineStats]:
-            for call in added:
-                call()
-            return work(), self.engine.stats()
-
-        return self.worker.submit(run)
-
-
-class _InTurn:
-    """An EngineObserver that several threads tell one after the other."""
-
-    def __init__(self, observer: EngineObserver, lock: threading.Lock):
-        self._observer, self._lock = observer, lock
-
-    def on_step(self, record: StepRecord) -> None:
-        with self._lock:
-            self._observer.on_step(record)
-
-    def on_finish(self, record: RequestRecord) -> None:
-        with self._lock:
-            self._observer.on_finish(record)
+        return engine.of_schedulers(read)
+    return [read(engine.scheduler)]
 
 
 class Replicas:
@@ -124,7 +67,7 @@ class Replicas:
 
     def __init__(self, engines: Seq[Engine]):
         self._replicas = [
-            _Replica(
+            Replica(
                 name=f"replica {index + 1} of {len(engines)}",
                 engine=engine,
                 worker=ThreadPoolExecutor(1, f"replica {index + 1}"),
@@ -132,7 +75,7 @@ class Replicas:
             )
             for index, engine in enumerate(engines)
         ]
-        self._owner: dict[str, _Replica] = {}
+        self._owner: dict[str, Replica] = {}
         self._ready: list[RequestDelta] = []
         self._lock = threading.Lock()
 
@@ -211,18 +154,18 @@ class Replicas:
             )
         )
 
-    def _place(self, prompt: Seq[int], cache_salt: str | None) -> _Replica:
+    def _place(self, prompt: Seq[int], cache_salt: str | None) -> Replica:
         """Choose among the replicas that are alive."""
         size = self.config.cache.block_size
         hashes = hash_blocks(prompt[: len(prompt) - 1], size, salt=cache_salt)
 
-        def merit(replica: _Replica) -> tuple[int, int]:
+        def merit(replica: Replica) -> tuple[int, int]:
             num_cached = size * replica.engine.scheduler.pool.num_known(hashes)
             return num_cached - LOAD_TOKENS * len(replica.live), num_cached
 
         return max(self._alive(), key=merit)
 
-    def _alive(self) -> list[_Replica]:
+    def _alive(self) -> list[Replica]:
         alive = [replica for replica in self._replicas if replica.error is None]
         if not alive:
             raise RuntimeError("; ".join(replica.error or "" for replica in self._replicas))
@@ -263,9 +206,9 @@ class Replicas:
             ready += self._collect(busy[future])
         return ready
 
-    def _collect(self, replica: _Replica) -> list[RequestDelta]:
+    def _collect(self, replica: Replica) -> list[RequestDelta]:
         """Take what a replica's step delivers, or bury the replica."""
-        stepping, replica.stepping = replica.stepping, None
+        stepping, replica.stepping, replica.begun_s = replica.stepping, None, None
         assert stepping is not None, "no step is under way"
         try:
             deltas, replica.stats = stepping.result()
@@ -276,7 +219,7 @@ class Replicas:
                 self._end(delta.request_id)
         return deltas
 
-    def _bury(self, replica: _Replica, error: Exception) -> list[RequestDelta]:
+    def _bury(self, replica: Replica, error: Exception) -> list[RequestDelta]:
         """Note a death; raise it if it was the last replica alive."""
         replica.error = f"{replica.name} failed: {type(error).__name__}"
         logger.error("%s; it gets no more requests", replica.error, exc_info=error)
@@ -290,7 +233,7 @@ class Replicas:
     def add_observer(self, observer: EngineObserver) -> None:
         """Tell `observer` of every step and every ended request, one at a time."""
         for replica in self._replicas:
-            replica.engine.add_observer(_InTurn(observer, self._lock))
+            replica.engine.add_observer(InTurn(observer, self._lock))
 
     def stats(self) -> EngineStats:
         """Return the replicas' gauges and counters, added up."""
@@ -300,10 +243,16 @@ class Replicas:
         num_dead = sum(replica.error is not None for replica in self._replicas)
         return EngineStats(usage=usage, num_dead_replicas=num_dead, **sums)
 
-    def of_first_scheduler(self, read: Callable[[Scheduler], T]) -> T:
-        """Return what `read` tells of the first replica's scheduler, between its steps."""
-        first = self._replicas[0]
-        return first.worker.submit(read, first.engine.scheduler).result()
+    @property
+    def busy_s(self) -> float:
+        """Seconds that the longest of the steps under way has taken so far."""
+        begun = [replica.begun_s for replica in self._replicas if replica.begun_s is not None]
+        return time.monotonic() - min(begun) if begun else 0.0
+
+    def of_schedulers(self, read: Callable[[Scheduler], T]) -> list[T]:
+        """Return what `read` tells of each replica's scheduler, between its steps."""
+        told = [replica.worker.submit(read, replica.engine.scheduler) for replica in self._replicas]
+        return [future.result() for future in told]
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes unless a request is live; return whether it was done."""

@@ -12,6 +12,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Sequence
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("paged_jax")
 
 FLUSH_S = 3
+RED_S = 2.0  # from the failure of the engine to the end, for /health to be seen red
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -44,12 +46,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         logger.warning("%s is ignored: %s", flag, IGNORED[flag])
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
+    if args.node_rank > 0:
+        return follow(args, options.log_level)
     try:
         listener = bind(options.host, options.port)
         engine, options.platform = load(args)
     except Exception as error:
-        return report(error, with_traceback=options.log_level == "debug")
-    return serve(engine, options, listener)
+        return leave(report(error, with_traceback=options.log_level == "debug"), args)
+    return leave(serve(engine, options, listener), args)
+
+
+def leave(code: int, args: EngineArgs) -> int:
+    """Return the exit code; a failure beside other hosts ends at once, as JAX waits for them."""
+    if code and args.nnodes > 1:
+        os._exit(code)
+    return code
 
 
 def load(args: EngineArgs) -> "tuple[AsyncEngine, str]":
@@ -63,6 +74,16 @@ def load(args: EngineArgs) -> "tuple[AsyncEngine, str]":
     gc.freeze()
     gc.enable()
     return engine, default_backend().upper()
+
+
+def follow(args: EngineArgs, log_level: str) -> int:
+    """Be one of the other hosts; return the exit code."""
+    try:
+        from paged_jax.cluster.follower import follow as follow_rank_0
+
+        return follow_rank_0(args)
+    except Exception as error:
+        return leave(report(error, with_traceback=log_level == "debug"), args)
 
 
 def report(error: Exception, *, with_traceback: bool) -> int:
@@ -151,6 +172,7 @@ class DrainingServer(uvicorn.Server):
         )
         super().__init__(config)
         self._engine, self._drain_s = engine, drain_s
+        self._failed_s: float | None = None  # when that was seen
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, and say where."""
@@ -167,8 +189,12 @@ class DrainingServer(uvicorn.Server):
         self.should_exit = True
 
     async def on_tick(self, counter: int) -> bool:
-        """Whether to leave: after a signal, or when the engine has failed."""
-        return await super().on_tick(counter) or not self._engine.is_healthy
+        """Whether to leave: after a signal, or RED_S after the engine has failed."""
+        now_s = time.monotonic()
+        if self._failed_s is None and not self._engine.is_healthy:
+            self._failed_s = now_s
+        is_seen = self._failed_s is not None and now_s - self._failed_s >= RED_S
+        return await super().on_tick(counter) or is_seen
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Let running requests end, still answering; then close."""

@@ -69,7 +69,9 @@ class Endpoint:
 
 
 async def _health(state: ServerState, _request: Request) -> Response:
-    return Response(status_code=200 if state.is_ready else 503)
+    if state.trouble is not None:
+        raise ApiError(503, state.trouble)
+    return Response(status_code=200)
 
 
 async def _livez(state: ServerState, _request: Request) -> Response:

@@ -104,14 +104,20 @@ class ServerState:
         """Whether the engine works: it has not failed, and its present step is not stuck."""
         return self.engine.is_healthy and self.engine.busy_s < self.settings.watchdog_s
 
+    @property
+    def trouble(self) -> str | None:
+        """Why no new requests are taken; None if they are."""
+        if self.is_ready:
+            return None
+        if self.engine.is_healthy and not self.is_alive:
+            return f"the engine has made no progress for {self.engine.busy_s:.0f} s"
+        return self.engine.error or SHUTTING_DOWN
+
     def check_ready(self) -> None:
         """Raise ApiError 503 unless new requests are taken, 429 if there are too many."""
-        if not self.is_ready:
-            reason = SHUTTING_DOWN if self.engine.is_draining else "the engine has failed"
-            if self.engine.is_healthy and not self.is_alive:
-                reason = f"the engine has made no progress for {self.engine.busy_s:.0f} s"
+        if self.trouble is not None:
             self.metrics.on_refusal("not_ready")
-            raise ApiError(503, reason)
+            raise ApiError(503, self.trouble)
         self.check_room(0)
 
     def check_room(self, num_prompts: int) -> None:

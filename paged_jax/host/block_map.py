@@ -1,12 +1,18 @@
 """The KV pool at one moment, block by block, for people to look at. It holds no tokens."""
 
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from itertools import accumulate, chain
+from typing import TypeVar
 
 from paged_jax.host.request import Sequence
 from paged_jax.host.scheduler import Scheduler
 
 MAX_BLOCKS = 4096
 MAX_SEQUENCES = 256
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -32,6 +38,8 @@ class SequenceView:
 @dataclass(frozen=True)
 class BlockMap:
     """The blocks but for the null block, in order, and the sequences in the order of service.
+
+    Of replicas, those of the first come first, and so on.
 
     Attributes:
         num_blocks: blocks there are; the lists tell of the first `MAX_BLOCKS`.
@@ -67,6 +75,32 @@ def block_map(scheduler: Scheduler) -> BlockMap:
         sequences=tuple(map(_view, sequences)),
         num_evicted=pool.num_evicted,
     )
+
+
+def joined(maps: Seq[BlockMap]) -> BlockMap:
+    """Return several pools as one: their blocks and sequences one after the other.
+
+    Of each pool as many blocks are told of as is its share of `MAX_BLOCKS`.
+    """
+    share = MAX_BLOCKS // len(maps)
+    begin = accumulate((len(each.sequences) for each in maps), initial=0)
+    owners = [
+        tuple(owner + first if owner >= 0 else -1 for owner in each.owners[:share])
+        for each, first in zip(maps, begin, strict=False)
+    ]
+    return BlockMap(
+        num_blocks=sum(each.num_blocks for each in maps),
+        block_size=maps[0].block_size,
+        refs=_chained(each.refs[:share] for each in maps),
+        cached=_chained(each.cached[:share] for each in maps),
+        owners=_chained(owners),
+        sequences=_chained(each.sequences for each in maps),
+        num_evicted=sum(each.num_evicted for each in maps),
+    )
+
+
+def _chained(parts: Iterable[tuple[T, ...]]) -> tuple[T, ...]:
+    return tuple(chain.from_iterable(parts))
 
 
 def _view(sequence: Sequence) -> SequenceView:

@@ -1,6 +1,7 @@
 """Replicas: placed by prefix and load, answers as of one engine, one's death is not the others'."""
 
 import asyncio
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -129,6 +130,35 @@ def test_a_dead_replica_is_named_and_the_other_goes_on(pair, served, monkeypatch
     assert dead.error == "replica 1 of 2 failed: ZeroDivisionError"
     assert [delta.error for delta in others] == [None, None]
     assert served.is_healthy and pair.stats().num_dead_replicas == 1
+
+
+def test_a_hung_replica_is_told_by_its_age_while_the_other_goes_on(
+    pair, served, monkeypatch
+) -> None:
+    leave, step = threading.Event(), pair.engines[0].step
+    monkeypatch.setattr(pair.engines[0], "step", lambda: leave.wait(60) and step())
+
+    async def ask(name: str) -> None:
+        async for _ in served.generate(PROMPTS[0], GREEDY, request_id=name):
+            pass
+
+    async def main() -> tuple[float, float]:
+        hung = asyncio.create_task(ask("a"))
+        await asyncio.sleep(0)
+        await ask("b")
+        await asyncio.sleep(0.05)
+        stuck_s = served.busy_s
+        leave.set()
+        await hung
+        return stuck_s, pair.busy_s
+
+    stuck_s, after_s = asyncio.run(main())
+    assert stuck_s >= 0.05 and after_s == 0.0
+
+
+def test_the_block_map_is_of_all_replicas(pair, served) -> None:
+    told = asyncio.run(served.block_map())
+    assert told.num_blocks == pair.stats().usage.num_blocks == len(told.refs)
 
 
 def test_when_all_are_dead_so_is_the_engine(pair, monkeypatch) -> None:

@@ -2,7 +2,7 @@
 
 from stories import fresh, make_request, make_scheduler, run_step, run_to_end
 
-from paged_jax.host.block_map import block_map
+from paged_jax.host.block_map import block_map, joined
 
 
 def test_map_tells_holders_owners_and_what_is_cached():
@@ -42,3 +42,16 @@ def test_map_counts_evicted_blocks_and_shows_those_that_wait():
     assert told.num_evicted == 2
     assert [view.status for view in told.sequences] == ["running", "waiting"]
     assert told.sequences[1].num_blocks == 0
+
+
+def test_maps_of_several_pools_are_told_as_one():
+    scheduler = make_scheduler(num_blocks=4)
+    scheduler.add(make_request("a", fresh(1, 5)))
+    run_step(scheduler)
+    one = block_map(scheduler)
+
+    both = joined([one, one])
+
+    assert joined([one]) == one
+    assert (both.num_blocks, both.refs) == (6, (1, 1, 0, 1, 1, 0))
+    assert both.owners == (0, 0, -1, 1, 1, -1) and len(both.sequences) == 2

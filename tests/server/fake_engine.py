@@ -94,6 +94,7 @@ class FakeEngine:
         self.tokenizer = ByteTokenizer()
         self.default_sampling: dict[str, object] = {}
         self.is_healthy, self.is_draining = True, False
+        self.error: str | None = None
         self.busy_s = 0.0
         self.step_s, self.fail_after = step_s, 10**9
         self.running: set[str] = set()
@@ -154,8 +155,8 @@ class FakeEngine:
 
     def _step(self, request_id: str, answers: list["_Answer"]) -> RequestDelta:
         if answers[0].num_tokens >= self.fail_after:
-            self.is_healthy = False
-            return RequestDelta(request_id, (), True, error="the engine failed: Boom")
+            self.is_healthy, self.error = False, "the engine failed: Boom"
+            return RequestDelta(request_id, (), True, error=self.error)
         if self._doomed or request_id in self._ended:
             choices = tuple(answer.aborted() for answer in answers if not answer.is_finished)
             return RequestDelta(request_id, choices, True)

@@ -113,10 +113,12 @@ def test_signal_during_start_ends_at_once(number):
 
 
 @pytest.mark.parametrize("program", [((), {"FAIL_AFTER": "3"})], indirect=True)
-def test_failed_engine_ends_the_process_with_1(program: Program):
+def test_failed_engine_turns_health_red_and_ends_the_process_with_1(program: Program):
     asked = program.ask(9)
-    assert program.process.wait(20) == 1
     asked.join()
+    health = program.http.get("/health")
+    assert health.status_code == 503 and "the engine failed: Boom" in health.text
+    assert program.process.wait(20) == 1
     assert "Boom" in asked.text and asked.text.endswith("data: [DONE]\n\n")
 
 
