@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from paged_jax.host.structured_outputs import StructuredOutputsParams
     from paged_jax.llm import LLM
     from paged_jax.outputs import CompletionOutput, Logprob, RequestOutput
+    from paged_jax.scoring import Scores, log_probabilities, score
     from paged_jax.step import engine_step
 
 try:
@@ -42,9 +43,12 @@ _HOMES = {
     "PoolingParams": "paged_jax.host.pooling",
     "RequestOutput": "paged_jax.outputs",
     "SamplingParams": "paged_jax.host.sampling_params",
+    "Scores": "paged_jax.scoring",
     "SnapshotError": "paged_jax.host.saved",
     "StructuredOutputsParams": "paged_jax.host.structured_outputs",
     "engine_step": "paged_jax.step",
+    "log_probabilities": "paged_jax.scoring",
+    "score": "paged_jax.scoring",
 }
 
 __all__ = [
@@ -59,10 +63,13 @@ __all__ = [
     "PoolingParams",
     "RequestOutput",
     "SamplingParams",
+    "Scores",
     "SnapshotError",
     "StructuredOutputsParams",
     "__version__",
     "engine_step",
+    "log_probabilities",
+    "score",
 ]
 
 

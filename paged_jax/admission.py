@@ -116,7 +116,7 @@ def make_fork(
         params: None is the parent's, for one choice and with a seed of its own.
     """
     salt = parent.cache_salt
-    if _depends_on_length(len(parent.prompt), config.model):
+    if depends_on_length(len(parent.prompt), config.model):
         salt = (salt or "").rpartition("\0")[0] or None
     return make_request(
         prompt,
@@ -130,11 +130,11 @@ def make_fork(
 
 def _salt(prompt_len: int, salt: str | None, model: ModelConfig) -> str | None:
     """Separate prompts whose keys differ for equal tokens."""
-    return f"{salt or ''}\0{prompt_len}" if _depends_on_length(prompt_len, model) else salt
+    return f"{salt or ''}\0{prompt_len}" if depends_on_length(prompt_len, model) else salt
 
 
-def _depends_on_length(prompt_len: int, model: ModelConfig) -> bool:
-    """Whether a prompt's keys depend on its own length.
+def depends_on_length(prompt_len: int, model: ModelConfig) -> bool:
+    """Return whether a prompt's keys depend on its own length.
 
     They do under dynamic rotary scaling, beyond the original length.
     """

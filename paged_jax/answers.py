@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from paged_jax.device.sampling import SampleOutput
+from paged_jax.device.logprobs import SampleOutput
 from paged_jax.host.request import FinishReason, Request, Sequence, TokenDelta
 from paged_jax.host.trace import RequestRecord
 from paged_jax.outputs import ChoiceDelta, Logprob, PositionLogprobs, RequestDelta, RequestMetrics
@@ -113,7 +113,9 @@ class Answer:
         self.first_token_s = self.first_token_s or now_s
         self.num_generated[index] = self.num_generated.get(index, 0) + 1
 
-    def delta(self, choices: Seq[ChoiceDelta], *, error: str | None = None) -> RequestDelta:
+    def delta(
+        self, choices: Seq[ChoiceDelta], *, error: str | None = None, weights_version: int = 0
+    ) -> RequestDelta:
         """Return the public delta that carries `choices`."""
         prompt_logprobs, self.prompt_logprobs = self.prompt_logprobs, None
         is_last = self.is_finished or error is not None
@@ -126,6 +128,7 @@ class Answer:
             metrics=self.metrics() if is_last else None,
             error=error,
             embedding=self.pooling.embedding() if self.pooling and is_last else None,
+            weights_version=weights_version,
         )
 
     def metrics(self) -> RequestMetrics:

@@ -23,7 +23,7 @@ from paged_jax.compile_counter import CompileCounter
 from paged_jax.config import EngineConfig
 from paged_jax.device.draw_extras import LogitsProcessor
 from paged_jax.device.kv_pool import init_pool
-from paged_jax.device.sampling import SampleOutput
+from paged_jax.device.logprobs import SampleOutput
 from paged_jax.device.sampling_rows import draws
 from paged_jax.device.step_batch import NOTHING_PENDING, pack
 from paged_jax.engine_state import EngineCore, capture, continue_state
@@ -51,6 +51,7 @@ from paged_jax.step import BackboneOutput
 from paged_jax.text.grammar import Grammar
 from paged_jax.text.tokenizer import Tokenizer
 from paged_jax.token_rules import RuleBook, with_breakers
+from paged_jax.weight_update import check_may_update, fitted
 
 logger = logging.getLogger("paged_jax")
 
@@ -64,6 +65,7 @@ class Engine:
         rules: what live requests may draw.
         default_sampling: sampling settings the model's authors recommend.
         startup: seconds of each phase of the start, in order; empty if it was not timed.
+        weights_version: how often the parameters were replaced.
     """
 
     def __init__(
@@ -80,7 +82,7 @@ class Engine:
         self.config, self.tokenizer = config, tokenizer
         self.default_sampling = default_sampling or {}
         self.startup: Mapping[str, float] = {}
-        self.params = params
+        self.params, self.weights_version = params, 0
         self.programs = make_programs(config, logits_processor)
         self.rules = RuleBook(config.model, tokenizer)
         self.pool = init_pool(config.model, config.cache, self.programs.mesh)
@@ -359,7 +361,7 @@ class Engine:
     def _deliver(
         self, answer: Answer, choices: list[ChoiceDelta], *, error: str | None = None
     ) -> RequestDelta:
-        delta = answer.delta(choices, error=error)
+        delta = answer.delta(choices, error=error, weights_version=self.weights_version)
         if delta.finished:
             del self._answers[answer.request.id]
             self.rules.drop(answer.request.id)
@@ -380,6 +382,24 @@ class Engine:
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes unless a request holds blocks; return whether it was done."""
         return self.scheduler.pool.reset_prefix_cache()
+
+    def update_params(self, params: ModelParams) -> int:
+        """Replace the parameters by others of the same model; forget all cached prefixes.
+
+        Args:
+            params: in the form of `self.params`, or with plain matrices where those are packed.
+        Returns:
+            the new `weights_version`, which every result from now on has.
+        Raises:
+            ModelError: names the array that does not fit; then nothing has changed.
+            OptionError: they are divided among devices.
+            RuntimeError: a request is being answered.
+        """
+        check_may_update(self.config.mesh, self.num_live)
+        self.params = fitted(params, self.params, self.config.model)
+        assert self.reset_prefix_cache(), "a block is held, but by no request"
+        self.weights_version += 1
+        return self.weights_version
 
     def close(self) -> None:
         """Free the device's memory. The engine is unusable afterwards."""

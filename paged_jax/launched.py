@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from paged_jax.answers import LogprobTables
-from paged_jax.device.sampling import SampleOutput
+from paged_jax.device.logprobs import SampleOutput
 from paged_jax.host.request import ScheduledStep, Sequence
 from paged_jax.text.tokenizer import Tokenizer
 

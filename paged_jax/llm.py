@@ -9,6 +9,7 @@ from types import TracebackType
 
 from tqdm import tqdm
 
+from paged_jax.config import OptionError
 from paged_jax.device.draw_extras import LogitsProcessor
 from paged_jax.engine import Engine
 from paged_jax.engine_args import EngineArgs
@@ -19,6 +20,7 @@ from paged_jax.host.sampling_params import SamplingParams, beam_sampling
 from paged_jax.host.saved import SnapshotError
 from paged_jax.llm_metrics import Metric, metrics_of
 from paged_jax.llm_prompts import EncodedPrompt, Prompt, encode_prompts
+from paged_jax.models.params import ModelParams
 from paged_jax.outputs import (
     BeamSearchOutput,
     BeamSearchSequence,
@@ -236,6 +238,14 @@ class LLM:
     def reset_prefix_cache(self) -> bool:
         """Forget all cached blocks; False while some are in use."""
         return self.engine.reset_prefix_cache()
+
+    def update_params(self, params: ModelParams) -> int:
+        """Replace the parameters as `Engine.update_params` does; return the new version."""
+        engine = self.engine
+        if isinstance(engine, Replicas):
+            raise OptionError("update_params needs --data-parallel-size 1")
+        with self._lock:
+            return engine.update_params(params)
 
     def close(self) -> None:
         """Free the device's memory."""

@@ -77,6 +77,7 @@ class RequestDelta:
         metrics: given with the last delta.
         error: set when the engine failed on this request; then finished is True.
         embedding: given with the last delta, if asked for.
+        weights_version: as in RequestOutput.
     """
 
     request_id: str
@@ -87,6 +88,7 @@ class RequestDelta:
     metrics: RequestMetrics | None = None
     error: str | None = None
     embedding: tuple[float, ...] | None = None
+    weights_version: int = 0
 
     def merged(self, later: "RequestDelta") -> "RequestDelta":
         """Return this delta and a later one of the same request as one."""
@@ -156,7 +158,11 @@ class BeamSearchOutput:
 
 @dataclass
 class RequestOutput:
-    """The answer to one prompt."""
+    """The answer to one prompt.
+
+    Attributes:
+        weights_version: how often the engine's parameters had been replaced when it was computed.
+    """
 
     request_id: str
     prompt: str | None
@@ -167,6 +173,7 @@ class RequestOutput:
     num_cached_tokens: int = 0
     metrics: RequestMetrics | None = None
     embedding: tuple[float, ...] | None = None
+    weights_version: int = 0
 
     def absorb(self, delta: RequestDelta) -> None:
         """Append one step's delta."""
@@ -175,10 +182,10 @@ class RequestOutput:
         if delta.prompt_logprobs is not None:
             self.prompt_logprobs = list(delta.prompt_logprobs)
         self.embedding = delta.embedding
-        self.finished, self.num_cached_tokens, self.metrics = (
-            delta.finished,
+        self.finished, self.metrics = delta.finished, delta.metrics
+        self.num_cached_tokens, self.weights_version = (
             delta.num_cached_tokens,
-            delta.metrics,
+            delta.weights_version,
         )
 
 

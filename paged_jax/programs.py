@@ -22,7 +22,7 @@ from tqdm import tqdm
 from paged_jax.config import EngineConfig
 from paged_jax.device.draw_extras import DrawExtras, LogitsProcessor
 from paged_jax.device.kv_pool import KVPool, copy_blocks, pool_dtype
-from paged_jax.device.sampling import SampleOutput
+from paged_jax.device.logprobs import SampleOutput
 from paged_jax.device.sampling_rows import Draw, Masks, RowShape, SamplingRows, pack_rows
 from paged_jax.device.sharding import POOL, REPLICATED, jit_on, make_mesh
 from paged_jax.device.step_batch import BatchShape, StepBatch, empty_batch

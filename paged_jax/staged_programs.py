@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding
 from paged_jax.config import EngineConfig
 from paged_jax.device.draw_extras import LogitsProcessor
 from paged_jax.device.kv_pool import KVPool, copy_blocks
-from paged_jax.device.sampling import SampleOutput
+from paged_jax.device.logprobs import SampleOutput
 from paged_jax.device.sampling_rows import SamplingRows
 from paged_jax.device.sharding import POOL, REPLICATED, jit_on, struct_on
 from paged_jax.device.stages import Stage, cut_into_stages

@@ -14,7 +14,8 @@ from jaxtyping import Array, Float, Int
 from paged_jax.config import ModelConfig
 from paged_jax.device.draw_extras import NO_EXTRAS, DrawExtras
 from paged_jax.device.kv_pool import KVPool
-from paged_jax.device.sampling import SampleOutput, SamplingRows
+from paged_jax.device.logprobs import SampleOutput
+from paged_jax.device.sampling_rows import SamplingRows
 from paged_jax.device.sharded_sampling import sample_divided, score_divided
 from paged_jax.device.step_batch import StepBatch, one_query_each
 from paged_jax.models.params import ModelParams

@@ -6,7 +6,7 @@ import numpy as np
 
 from paged_jax.config import EngineConfig
 from paged_jax.device.kv_pool import KVPool
-from paged_jax.device.sampling import SampleOutput
+from paged_jax.device.logprobs import SampleOutput
 from paged_jax.device.sampling_rows import SamplingRows
 from paged_jax.device.step_batch import StepBatch
 from paged_jax.engine import Engine

@@ -1,20 +1,22 @@
 """Attention over the KV pool: the one place that knows which implementations there are."""
 
-import functools
 import importlib
 import logging
-from collections.abc import Callable
-from typing import Literal
+from collections.abc import Callable, Mapping
+from functools import cache, partial
+from typing import Any, Literal
 
 from jaxtyping import Array, Float, Int
 
 from paged_jax.device import platform
 from paged_jax.device.cpu import attention as cpu
 from paged_jax.device.cpu import kernels
+from paged_jax.device.derivative import with_derivative
 from paged_jax.device.kv_pool import LayerPool, Scales
 from pallas_kernels import reference
 
 AttentionBackend = Literal["auto", "xla", "triton", "mosaic", "cpu"]
+Options = Mapping[str, Array | None]
 
 logger = logging.getLogger("paged_jax")
 
@@ -47,15 +49,24 @@ def paged_attention(  # noqa: PLR0913
             picks "triton" where there is an NVIDIA GPU, "cpu" where its kernels can be used, and
             never "mosaic", which no GPU has run yet.
     Returns:
-        zeros for padding tokens.
+        zeros for padding tokens. Its derivative is that of `reference.paged_attention_dense`.
     """
     arrays = (q, k_pool, v_pool, block_tables, query_starts, kv_lens)
-    rule = {"scale": scale, "window": window, "softcap": softcap, "sinks": sinks}
-    options = {**rule, "k_scales": k_scales, "v_scales": v_scales}
-    picked = _pick() if backend == "auto" else backend
-    if picked != "xla":
+    rule = {"scale": scale, "window": window, "softcap": softcap}
+    picked = partial(_attend, _pick() if backend == "auto" else backend, rule)
+    definition = lambda arrays, more: reference.paged_attention_dense(*arrays, **rule, **more)  # noqa: E731
+    more = {"sinks": sinks, "k_scales": k_scales, "v_scales": v_scales}
+    return with_derivative(picked, definition)(arrays, more)
+
+
+def _attend(
+    backend: AttentionBackend, rule: Mapping[str, Any], arrays: tuple[Array, ...], more: Options
+) -> Array:
+    """Attend by a back end, or where it does not take such shapes by the reference."""
+    options = {**rule, **more}
+    if backend != "xla":
         try:
-            return _implementation(picked)(*arrays, **options)
+            return _implementation(backend)(*arrays, **options)
         except NotImplementedError as limit:
             _say_once(logging.WARNING, f"{limit}; such steps run on the attention back end xla")
     return reference.paged_attention(*arrays, **options)
@@ -77,7 +88,7 @@ def write_kv(
 ) -> tuple[LayerPool, LayerPool]:
     """Write each token's key and value to its slot; in place where the pools are donated."""
     try:
-        return cpu.write_kv(k_pool, v_pool, k, v, slots)
+        return with_derivative(cpu.write_kv, reference.write_kv)(k_pool, v_pool, k, v, slots)
     except NotImplementedError:
         return reference.write_kv(k_pool, v_pool, k, v, slots)
 
@@ -90,6 +101,6 @@ def _pick() -> AttentionBackend:
     return picked
 
 
-@functools.cache
+@cache
 def _say_once(level: int, message: str) -> None:
     logger.log(level, message)

@@ -16,33 +16,22 @@ from jaxtyping import Array, Float, Int
 
 from paged_jax.device import platform
 from paged_jax.device.cpu import kernels
-from paged_jax.device.cpu import top_k as cpu_top_k
 from paged_jax.device.cpu.argmax import argmax
 from paged_jax.device.draw_extras import NO_EXTRAS, DrawExtras, mask_logits, with_xtc
+from paged_jax.device.logprobs import (
+    SampleOutput,
+    limited,
+    no_logprobs,
+    position_logprobs,
+    top_k,
+)
 from paged_jax.device.sampling_rows import SamplingRows
-from paged_jax.pytree import pytree
 
 ROW_TILE = 8
 HISTORY_TILE = 256
 NUM_CANDIDATES = 256
 VOCAB_TILE = 128
 LOWEST_KEY = np.uint32(0x007FFFFF)  # the sort key of -inf
-
-
-@pytree
-class SampleOutput:
-    """Drawn tokens and, where a row asked for them, log-probabilities from the raw logits.
-
-    Attributes:
-        rank: 1 + the number of tokens strictly likelier than the drawn one.
-        top_ids: the likeliest, in order.
-    """
-
-    tokens: Int[Array, " rows"]
-    logprob: Float[Array, " rows"]
-    rank: Int[Array, " rows"]
-    top_ids: Int[Array, "rows max_logprobs"]
-    top_logprobs: Float[Array, "rows max_logprobs"]
 
 
 def sample(
@@ -78,7 +67,7 @@ def _sample_tile(
     logits: Array, rows: SamplingRows, limits: tuple[int, int | None], extras: DrawExtras
 ) -> SampleOutput:
     max_logprobs, vocab_limit = limits
-    changed = _change(_limited(logits, vocab_limit), rows)
+    changed = _change(limited(logits, vocab_limit), rows)
     if extras.processor is not None:
         changed = extras.processor(changed, rows)
     tokens = _choose(changed, rows)
@@ -90,52 +79,6 @@ def _sample_tile(
         return scored(told, tokens, max_logprobs, is_normalised=extras.is_normalised)
 
     return lax.cond(jnp.any(rows.num_logprobs >= 0), wanted, empty)
-
-
-def position_logprobs(
-    logits: Float[Array, "rows vocab"],
-    targets: Int[Array, " rows"],
-    max_logprobs: int,
-    *,
-    is_normalised: bool = True,
-    vocab_limit: int | None = None,
-) -> SampleOutput:
-    """Return the log-probability and rank of each row's target, and the likeliest alternatives.
-
-    Args:
-        is_normalised: if not, logits are given as they are.
-        vocab_limit: ids from here on are no alternatives.
-    """
-    norm = jax.nn.logsumexp(logits, axis=-1) if is_normalised else jnp.zeros(logits.shape[0])
-    chosen = jnp.take_along_axis(logits, targets[:, None], axis=-1)
-    known = _limited(logits, vocab_limit)
-    rank = 1 + jnp.sum(known > chosen, axis=-1, dtype=jnp.int32)
-    top, top_ids = _top_k(known, max_logprobs)
-    return SampleOutput(
-        tokens=targets,
-        logprob=chosen[:, 0] - norm,
-        rank=rank,
-        top_ids=top_ids,
-        top_logprobs=top - norm[:, None],
-    )
-
-
-def no_logprobs(tokens: Int[Array, " rows"], max_logprobs: int) -> SampleOutput:
-    """Return drawn tokens of rows that want nothing else."""
-    num_rows = tokens.shape[0]
-    return SampleOutput(
-        tokens=tokens,
-        logprob=jnp.zeros(num_rows, jnp.float32),
-        rank=jnp.zeros(num_rows, jnp.int32),
-        top_ids=jnp.zeros((num_rows, max_logprobs), jnp.int32),
-        top_logprobs=jnp.zeros((num_rows, max_logprobs), jnp.float32),
-    )
-
-
-def _limited(logits: Array, vocab_limit: int | None) -> Array:
-    if vocab_limit is None or vocab_limit >= logits.shape[1]:
-        return logits
-    return jnp.where(jnp.arange(logits.shape[1])[None, :] < vocab_limit, logits, -jnp.inf)
 
 
 def _change(logits: Array, rows: SamplingRows) -> Array:
@@ -162,16 +105,9 @@ def first_largest(
     """
     if kernels.are_usable():
         return argmax(logits, limit=limit)
-    tiles = _tiled(_limited(logits, limit), -jnp.inf)
+    tiles = _tiled(limited(logits, limit), -jnp.inf)
     tile = jnp.argmax(jnp.max(tiles, axis=-1), axis=-1).astype(jnp.int32)
     return tile * VOCAB_TILE + jnp.argmax(_pick(tiles, tile), axis=-1).astype(jnp.int32)
-
-
-def _top_k(logits: Array, k: int) -> tuple[Array, Array]:
-    """The k largest values of each row, falling, and their ids."""
-    largest = cpu_top_k.top_k if kernels.are_usable() else lax.top_k
-    values, ids = largest(logits, k)
-    return values, ids
 
 
 def _tiled(values: Array, padding: float) -> Array:
@@ -263,7 +199,7 @@ def _filter(logits: Array, weights: Array, rows: SamplingRows) -> Array:
     candidates, or else by a search over all values: exact either way, and nothing is sorted.
     """
     vocab = logits.shape[-1]
-    candidates = _top_k(logits, min(NUM_CANDIDATES, vocab))[0]  # [rows candidates], falling
+    candidates = top_k(logits, min(NUM_CANDIDATES, vocab))[0]  # [rows candidates], falling
     # Without the barrier XLA narrows the slice for some users and then sorts the whole vocabulary.
     candidates = lax.optimization_barrier(candidates)
     size = jnp.sum(weights >= rows.min_p[:, None], axis=-1, dtype=jnp.int32)

@@ -16,13 +16,8 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from paged_jax.device.draw_extras import NO_EXTRAS, DrawExtras
-from paged_jax.device.sampling import (
-    SampleOutput,
-    first_largest,
-    no_logprobs,
-    position_logprobs,
-    sample,
-)
+from paged_jax.device.logprobs import SampleOutput, no_logprobs, position_logprobs
+from paged_jax.device.sampling import first_largest, sample
 from paged_jax.device.sampling_rows import SamplingRows
 from paged_jax.device.sharding import TENSOR, tensor_index, tensor_size
 

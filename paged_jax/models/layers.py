@@ -1,15 +1,22 @@
 """The parts of a layer as pure functions. Statistics of norms are float32 whatever the dtype."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from paged_jax.device.cpu import norm
-from paged_jax.device.cpu.matmul import multiply as multiply_packed
+from paged_jax.device.derivative import with_derivative
 from paged_jax.device.sharding import sum_over_tensor
-from paged_jax.models.packed import Matrix, PackedMatrix, gated_product, products
+from paged_jax.models.packed import (
+    Matrix,
+    PackedMatrix,
+    gated_product,
+    multiply_packed,
+    products,
+)
 from paged_jax.models.params import LayerParams
 from paged_jax.models.quantised import QuantisedMatrix, multiply
 
@@ -19,7 +26,14 @@ def rms_norm(
 ) -> Float[Array, "*rows dim"]:
     """Scale each row to a root mean square of one, then by `weight`; the statistics are float32."""
     if norm.norms(x):
-        return norm.rms_norm(x, weight, eps)
+        kernel, formula = partial(norm.rms_norm, eps=eps), partial(_rms_norm, eps=eps)
+        return with_derivative(kernel, formula)(x, weight)
+    return _rms_norm(x, weight, eps)
+
+
+def _rms_norm(
+    x: Float[Array, "*rows dim"], weight: Float[Array, " dim"], eps: float
+) -> Float[Array, "*rows dim"]:
     wide = x.astype(jnp.float32)
     mean_square = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
     normed = (wide * jax.lax.rsqrt(mean_square + jnp.float32(eps))).astype(x.dtype)
@@ -34,9 +48,19 @@ def add_rms_norm(
 ) -> tuple[Float[Array, "*rows dim"], Float[Array, "*rows dim"]]:
     """Return x + added, and its norm."""
     if norm.norms(x):
-        return norm.add_rms_norm(x, added, weight, eps)
+        kernel, formula = partial(norm.add_rms_norm, eps=eps), partial(_add_rms_norm, eps=eps)
+        return with_derivative(kernel, formula)(x, added, weight)
+    return _add_rms_norm(x, added, weight, eps)
+
+
+def _add_rms_norm(
+    x: Float[Array, "*rows dim"],
+    added: Float[Array, "*rows dim"],
+    weight: Float[Array, " dim"],
+    eps: float,
+) -> tuple[Float[Array, "*rows dim"], Float[Array, "*rows dim"]]:
     total = x + added
-    return total, rms_norm(total, weight, eps)
+    return total, _rms_norm(total, weight, eps)
 
 
 def linear(

@@ -6,17 +6,31 @@ The packed array is the parameter. Where the head is the embedding, one array se
 from collections.abc import Sequence
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
 from paged_jax.config import ModelConfig
 from paged_jax.device.cpu.matmul import PackedMatrix, multiply, multiply_gated, pack, read_columns
+from paged_jax.device.derivative import with_derivative
 from paged_jax.device.sharding import gather_rows
 from paged_jax.models.quantised import QuantisedMatrix
 
+Count = Int[Array | np.ndarray, ""]  # constants come as numpy's when differentiated
+HIGHEST = jax.lax.Precision.HIGHEST
+
 Matrix = Float[Array, "_ _"] | QuantisedMatrix | PackedMatrix
 
-__all__ = ["Matrix", "PackedMatrix", "gated_product", "look_up", "place", "products"]
+__all__ = [
+    "Matrix",
+    "PackedMatrix",
+    "gated_product",
+    "look_up",
+    "multiply_packed",
+    "place",
+    "products",
+    "unpacked",
+]
 
 
 def place(
@@ -47,9 +61,10 @@ def look_up(
     embed: Float[Array, "vocab embed"] | PackedMatrix, tokens: Int[Array, " tokens"], dtype: str
 ) -> Float[Array, "tokens embed"]:
     """Return the embedding of each token."""
-    is_packed = isinstance(embed, PackedMatrix)
-    rows = read_columns(embed, tokens) if is_packed else gather_rows(embed, tokens)
-    return rows.astype(dtype)
+    if isinstance(embed, PackedMatrix):
+        columns = lambda embed, tokens: unpacked(embed).T[tokens]  # noqa: E731
+        return with_derivative(read_columns, columns)(embed, tokens).astype(dtype)
+    return gather_rows(embed, tokens).astype(dtype)
 
 
 def products(
@@ -66,7 +81,7 @@ def products(
     listed = [matrix for matrix in matrices if isinstance(matrix, PackedMatrix)]
     if len(listed) < len(matrices) or len({matrix.panels.dtype for matrix in listed}) > 1:
         return None
-    return multiply(x, listed, num_rows=num_rows)
+    return multiply_packed(x, listed, num_rows=num_rows)
 
 
 def gated_product(
@@ -81,7 +96,45 @@ def gated_product(
         return None
     if gate.panels.dtype != up.panels.dtype:
         return None
-    return multiply_gated(x, gate, up, num_rows=num_rows)
+    count = _count(x, num_rows)
+    kernel = lambda x, count, gate, up: multiply_gated(x, gate, up, num_rows=count)  # noqa: E731
+    return with_derivative(kernel, _gated_product)(x, count, gate, up)
+
+
+def multiply_packed(
+    x: Float[Array, "rows inner"],
+    matrices: Sequence[PackedMatrix],
+    *,
+    num_rows: Int[Array, ""] | None = None,
+) -> list[Float[Array, "rows _"]]:
+    """Multiply the same rows with packed matrices of one dtype; `num_rows` as for `products`."""
+    kernel = lambda x, count, matrices: multiply(x, matrices, num_rows=count)  # noqa: E731
+    return with_derivative(kernel, _products)(x, _count(x, num_rows), list(matrices))
+
+
+def unpacked(matrix: PackedMatrix) -> Float[Array, "inner outer"]:
+    """Return the matrix that is packed, in float32."""
+    panels = matrix.panels.astype(jnp.float32)
+    if panels.ndim == 4:  # pairs of inputs
+        panels = panels.swapaxes(2, 3).reshape(panels.shape[0], -1, panels.shape[2])
+    rows = panels.swapaxes(0, 1).reshape(panels.shape[1], -1)[: matrix.inner, : matrix.outer]
+    return rows if matrix.scales is None else rows * matrix.scales[None, :]
+
+
+def _products(x: Array, count: Count, matrices: Sequence[PackedMatrix]) -> list[Array]:
+    """What `multiply` computes, in JAX's own operations."""
+    is_row = jnp.arange(x.shape[0], dtype=jnp.int32)[:, None] < count
+    x = jnp.where(is_row, x, 0.0)
+    return [jnp.matmul(x, unpacked(matrix), precision=HIGHEST) for matrix in matrices]
+
+
+def _gated_product(x: Array, count: Count, gate: PackedMatrix, up: PackedMatrix) -> Array:
+    to_gate, to_up = _products(x, count, [gate, up])
+    return jax.nn.silu(to_gate) * to_up
+
+
+def _count(x: Array, num_rows: Array | None) -> Array:
+    return jnp.int32(x.shape[0]) if num_rows is None else num_rows
 
 
 def _packed_integers(matrix: QuantisedMatrix) -> QuantisedMatrix | PackedMatrix:

@@ -15,8 +15,10 @@ from jaxtyping import Array, Float, Float64, Int
 from paged_jax.config import ModelConfig, RopeScaling
 from paged_jax.device.cpu import attention as cpu
 from paged_jax.device.cpu.attention import Angles, Heads
-from paged_jax.device.kv_pool import LayerKV
+from paged_jax.device.derivative import with_derivative
+from paged_jax.device.kv_pool import LayerKV, LayerPool
 from paged_jax.device.kv_write import write_layer
+from pallas_kernels import reference
 
 
 def rope_angles(
@@ -46,11 +48,20 @@ def rotate_and_write(
         the rotated queries.
     """
     try:
-        q, k_pool, v_pool = cpu.rotate_and_write(heads, angles, (kv.k, kv.v), slots)
+        run = with_derivative(cpu.rotate_and_write, _rotate_and_write)
+        q, k_pool, v_pool = run(heads, angles, (kv.k, kv.v), slots)
         return q, LayerKV(k_pool, v_pool)
     except NotImplementedError:
         q, k, v = heads
         return rotate(q, angles), write_layer(kv, rotate(k, angles), v, slots)
+
+
+def _rotate_and_write(
+    heads: Heads, angles: Angles, pools: tuple[LayerPool, LayerPool], slots: Int[Array, " tokens"]
+) -> tuple[Float[Array, "tokens q_heads head_dim"], LayerPool, LayerPool]:
+    q, k, v = heads
+    k_pool, v_pool = reference.write_kv(*pools, rotate(k, angles), v, slots)
+    return rotate(q, angles), k_pool, v_pool
 
 
 def rotate(

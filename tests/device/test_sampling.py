@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from paged_jax.device import platform
-from paged_jax.device.sampling import SampleOutput, position_logprobs, sample
+from paged_jax.device.logprobs import SampleOutput, position_logprobs
+from paged_jax.device.sampling import sample
 from paged_jax.device.sampling_rows import RowShape, draws, pack_rows
 from paged_jax.host.request import Chunk, Request, Sequence
 from paged_jax.host.sampling_params import SamplingParams

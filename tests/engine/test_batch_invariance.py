@@ -11,7 +11,7 @@ import pytest
 from conftest import SMALL
 from tiny import make_tiny_folder
 
-from paged_jax import LLM, SamplingParams
+from paged_jax import LLM, SamplingParams, score
 from paged_jax.config import OptionError
 from paged_jax.outputs import RequestOutput
 
@@ -126,6 +126,16 @@ def test_a_step_is_one_program_and_nothing_compiles_later(steady: LLM) -> None:
     kinds = [name for name, _ in programs.compile_seconds]
     assert sorted(kinds) == ["backbone", "copy", "draw", "score"]
     assert steady.engine.stats().num_compilations == 0
+
+
+def test_scores_are_the_sampler_s_log_probabilities_to_the_bit(steady: LLM) -> None:
+    outputs = generate(steady, list(range(8)))
+    texts = [output.prompt_token_ids + list(output.outputs[0].token_ids) for output in outputs]
+    found = score(steady, texts).logprobs
+    for output, scores in zip(outputs, found, strict=True):
+        choice = output.outputs[0]
+        pairs = zip(choice.token_ids, choice.logprobs or [], strict=True)
+        assert [table[token].logprob for token, table in pairs] == scores[-10:].tolist()
 
 
 def test_biases_and_head_norms_are_covered_too(tmp_path: Path) -> None:
