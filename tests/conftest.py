@@ -43,8 +43,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if importlib.util.find_spec("torch")
         else "needs torch: pip install '.[parity]'",
     }
-    if "install" not in config.option.markexpr:
-        missing["install"] = "installs everything anew: run with -m install"
+    for marker, reason in {"install": "installs everything anew", "slow": "takes long"}.items():
+        if marker not in config.option.markexpr:
+            missing[marker] = f"{reason}: run with -m {marker}"
     if any(item.get_closest_marker("cpu_kernels") for item in items):
         none = "NO CPU KERNELS: needs a CPU and a C++ compiler"
         missing["cpu_kernels"] = None if kernels.are_usable() else none

@@ -16,6 +16,7 @@ from paged_jax.device.sharding import POOL, REPLICATED, RULES, TENSOR
 from paged_jax.device.step_batch import BatchShape, empty_batch
 from paged_jax.models.layout import AXES
 from paged_jax.models.params import abstract_params
+from paged_jax.staged_step import stage_backbone, stage_params
 from paged_jax.step import StepInput, backbone, draw, engine_step
 
 WATCHED = ("paged_", "quant_matmul")
@@ -115,6 +116,28 @@ def divided_step(num_layers: int, num_devices: int = 4) -> tuple[Program, int]:
         num_devices=num_devices,
     )
     return divided, pool_bytes // num_devices
+
+
+def divided_stage(num_layers: int, *, num_devices: int = 4) -> tuple[Program, int]:
+    """The second of two stages of a decode step, over several GPUs; also the bytes of each one's
+    part of its pool.
+    """
+    program, pool_bytes = step_program(num_layers)
+    params, pool, batch, _ = program.arguments
+    config = replace(LLAMA_3_1_8B, num_layers=num_layers)
+    layers = range(num_layers // 2, num_layers)
+    mine = stage_params(params, layers, config)
+    given = jax.ShapeDtypeStruct((BATCH, config.embed_dim), jnp.bfloat16)
+    stage = replace(
+        program,
+        name=f"second stage of {num_layers} layers, {num_devices} GPUs",
+        function=partial(stage_backbone, config=config, layers=layers),
+        arguments=(mine, pool.part(layers), batch, given),
+        specs=(param_specs(mine), POOL, REPLICATED, REPLICATED),
+        outs=(REPLICATED, POOL),
+        num_devices=num_devices,
+    )
+    return stage, pool_bytes // 2 // num_devices
 
 
 def divided_draw(*, is_plain: bool) -> Program:

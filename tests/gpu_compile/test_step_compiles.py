@@ -6,6 +6,7 @@ import pytest
 from gpu_programs import (
     divided_draw,
     divided_mlp,
+    divided_stage,
     divided_step,
     draw_program,
     engine_program,
@@ -101,6 +102,16 @@ def test_a_step_over_4_gpus_runs_the_attention_kernel_on_its_own_heads(divided) 
     kernel = next(kernel for kernel in report.kernels if kernel.name == "paged_decode")
 
     assert kernel.spill_bytes == 0
+
+
+def test_a_stage_over_4_gpus_sums_twice_a_layer_and_copies_nothing(compiled) -> None:
+    program, pool_bytes = divided_stage(4)
+
+    report = compiled(program)
+
+    assert report.all_reduces == 2 * 2
+    assert {kind for kind in report.thunks if kind in COLLECTIVES} == {"kAllReduce"}
+    assert (report.alias_bytes, report.copies) == (pool_bytes, ())
 
 
 def test_drawing_over_4_gpus_never_gathers_the_vocabulary(compiled) -> None:

@@ -8,16 +8,16 @@ import jax
 import pytest
 from tiny import make_tiny_folder
 
-from paged_jax import LLM
+from paged_jax import LLM, programs
 
 NUM_DEVICES = 8
 SMALL: dict[str, object] = {
     "dtype": "float32",
     "max_model_len": 128,
-    "max_num_batched_tokens": 8,  # few programs
+    "max_num_batched_tokens": 8,
     "max_num_seqs": 4,
-    "num_gpu_blocks_override": 65,
 }
+BLOCKS_ALONE, BLOCKS_OF_MESH = 65, 10  # one device has room for everything; a mesh preempts
 SIZE_OPTIONS = ("data_parallel_size", "pipeline_parallel_size", "tensor_parallel_size")
 MODELS = {
     "llama": {"family": "llama", "num_attention_heads": 8, "num_key_value_heads": 8},
@@ -55,7 +55,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 @pytest.fixture(scope="session")
 def engine_on(folder: Callable[[str], Path]) -> Iterator[Callable[..., LLM]]:
-    """Make an engine of a model on a mesh, once for each set of options."""
+    """Make an engine of a model on a mesh, once for each set of options.
+
+    A mesh is a tensor parallel size, or those of data, stage and tensor.
+    """
     made: dict[tuple, LLM] = {}
 
     def make(name: str, mesh: int | tuple[int, int, int] = 1, **options: object) -> LLM:
@@ -63,7 +66,9 @@ def engine_on(folder: Callable[[str], Path]) -> Iterator[Callable[..., LLM]]:
         if key not in made:
             sizes = mesh if isinstance(mesh, tuple) else (1, 1, mesh)
             flags = dict(zip(SIZE_OPTIONS, sizes, strict=True))
-            made[key] = LLM(folder(name), **(SMALL | flags | options))
+            blocks = BLOCKS_ALONE if mesh == 1 else BLOCKS_OF_MESH
+            small = SMALL | {"num_gpu_blocks_override": blocks}
+            made[key] = LLM(folder(name), **(small | flags | options))
         return made[key]
 
     yield make
@@ -75,3 +80,12 @@ def engine_on(folder: Callable[[str], Path]) -> Iterator[Callable[..., LLM]]:
 def _enough_devices() -> None:
     if "PAGED_JAX_TEST_DEVICES" in os.environ:
         assert jax.device_count() == NUM_DEVICES
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_shape_of_each_program() -> Iterator[None]:
+    """Pad every step to the largest shape: other shapes are the business of tests/engine."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(programs, "token_buckets", lambda most, *, smallest: (most,))
+        patch.setattr(programs, "row_buckets", lambda most: (most,))
+        yield

@@ -18,8 +18,8 @@ def test_layouts_are_run_and_reported(folder, tmp_path, capsys) -> None:
 
     one, four = json.loads(out.read_text())["meshes"]
     assert one["traffic"] == {} and one["has_same_ids"] and four["has_same_ids"]
-    assert four["traffic"]["all-reduce"] == {"count": 5, "num_bytes": 5 * 2 * 64 * 4}
-    assert four["traffic"]["stage to stage"] == {"count": 1, "num_bytes": 2 * 64 * 4}
+    assert four["traffic"]["all-reduce"] == {"count": 5, "num_bytes": 5 * 8 * 64 * 4}
+    assert four["traffic"]["stage to stage"] == {"count": 1, "num_bytes": 8 * 64 * 4}
     assert four["pool_bytes"] == one["pool_bytes"] // 4
     assert four["weights_bytes"] < one["weights_bytes"] // 3
     assert four["step_s"] > 0 and "mesh 2x2" in image.read_text()

@@ -1,5 +1,6 @@
 """A mesh changes where numbers are, not which tokens come out (float32, exact ids)."""
 
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 
@@ -9,13 +10,17 @@ import pytest
 
 from paged_jax import LLM, InvalidRequest, SamplingParams
 from paged_jax.host.sampling_params import BeamSearchParams, beam_sampling
+from paged_jax.host.structured_outputs import StructuredOutputsParams
 
 PROMPTS = [[3 + (7 * i + j) % 250 for j in range(5 + 9 * i)] for i in range(6)]
 SHAPES = [
     *(("llama", n) for n in (2, 4, 8)),
-    ("qwen3", 8),
+    *(("qwen3", n) for n in (2, 4, 8)),
     ("qwen2", 4),  # 2 key/value heads, each on two devices
     ("tied", 3),  # 9 and 3 heads; 320 ids do not divide by 3
+    ("llama", (1, 2, 1)),
+    ("llama", (2, 1, 1)),
+    ("llama", (1, 2, 2)),
     ("tied", (2, 2, 1)),  # 2 + 1 layers; the last stage has a head of its own
 ]
 
@@ -26,12 +31,21 @@ def ids_of(llm: LLM, prompts: list[list[int]], params) -> list[list[list[int]]]:
 
 
 @pytest.mark.parametrize(("name", "mesh"), SHAPES)
-def test_greedy_tokens_are_those_of_one_device(engine_on, name, mesh) -> None:
-    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+def test_greedy_tokens_are_those_of_one_device_also_preempted_and_cached(
+    engine_on, name, mesh
+) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+    crowded = engine_on(name, mesh)
+    before = crowded.engine.stats()
 
-    ids = ids_of(engine_on(name, mesh), PROMPTS, params)
+    ids = ids_of(crowded, PROMPTS, params)
+    again = ids_of(crowded, PROMPTS[-1:], replace(params, max_tokens=4))
 
+    after = crowded.engine.stats()
+    assert after.num_preemptions > before.num_preemptions
+    assert after.prefix_hits > before.prefix_hits
     assert ids == ids_of(engine_on(name), PROMPTS, params)
+    assert again == [[ids[-1][0][:4]]]
     assert len({tuple(choices[0]) for choices in ids}) == len(PROMPTS)
 
 
@@ -71,19 +85,23 @@ def test_logprobs_are_those_of_one_device(engine_on, mesh) -> None:
             assert [entry.logprob for entry in mine.values()] == expected
 
 
-@pytest.mark.parametrize(("mesh", "num_blocks"), [(4, 14), ((1, 2, 2), 14), ((2, 1, 2), 10)])
-def test_preemption_and_prefix_hits_change_nothing(engine_on, mesh, num_blocks) -> None:
-    params = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
-    crowded = engine_on("llama", mesh, num_gpu_blocks_override=num_blocks)
-    before = crowded.engine.stats()
+@pytest.mark.parametrize("mesh", [2, (1, 2, 2)])
+def test_a_quantised_model_draws_the_tokens_of_one_device(engine_on, mesh) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+    divided, alone = (
+        ids_of(engine_on("llama", each, quantization="int8"), PROMPTS, params) for each in (mesh, 1)
+    )
+    assert divided == alone
 
-    ids = ids_of(crowded, PROMPTS, params)
-    again = ids_of(crowded, PROMPTS[-1:], params)
 
-    after = crowded.engine.stats()
-    assert after.num_preemptions > before.num_preemptions
-    assert after.prefix_hits > before.prefix_hits
-    assert ids == [*ids[:-1], *again] == ids_of(engine_on("llama"), PROMPTS, params)
+@pytest.mark.parametrize("mesh", [4, (1, 2, 2), (2, 1, 1)])
+def test_answers_of_a_form_are_those_of_one_device(engine_on, mesh) -> None:
+    form = StructuredOutputsParams(regex="[a-f]{3,6}")
+    params = SamplingParams(temperature=1.0, seed=7, max_tokens=8, structured_outputs=form)
+
+    ids = ids_of(engine_on("llama", mesh), PROMPTS[:3], params)
+
+    assert ids == ids_of(engine_on("llama"), PROMPTS[:3], params)
 
 
 def test_choices_of_one_prompt_share_its_blocks(engine_on) -> None:
@@ -108,7 +126,7 @@ def test_nothing_is_compiled_after_the_start(engine_on, name, mesh) -> None:
 
 
 def test_a_pipeline_is_filled_before_it_is_read(engine_on, monkeypatch) -> None:
-    engine = engine_on("llama", (1, 2, 2), num_gpu_blocks_override=14).engine
+    engine = engine_on("llama", (1, 2, 2)).engine
     calls, drawn_for = [], []
     for name in ("_start", "_read"):
         spy = partial(note_call, calls, drawn_for, name, getattr(engine, name))
@@ -135,7 +153,7 @@ def note_call(calls, drawn_for, name, function, *arguments):
 
 
 def test_a_pipeline_refuses_beams_when_they_are_added(engine_on) -> None:
-    engine = engine_on("llama", (1, 2, 2), num_gpu_blocks_override=14).engine
+    engine = engine_on("llama", (1, 2, 2)).engine
     params = beam_sampling(BeamSearchParams(beam_width=2, max_tokens=4))
 
     with pytest.raises(InvalidRequest, match="--pipeline-parallel-size 1"):

@@ -38,7 +38,6 @@ INT8 = replace(LLAMA, quantisation=Quantisation("int8"))
 INT4 = replace(LLAMA, quantisation=Quantisation("awq", bits=4, group_size=16))
 CASES = {
     "qwen3 on 2": (QWEN3, 2),
-    "qwen3 on 4": (QWEN3, 4),
     "two key/value heads on 8": (LLAMA, 8),
     "int8 on 4": (INT8, 4),
     "int4 in groups on 2": (INT4, 2),
