@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Message
 from paged_jax.config import OptionError
 from paged_jax.flags import make_parser, parse
 from paged_jax.log_format import configure_logging
-from paged_jax.serve import load, report, settings_of
+from paged_jax.serve import leave, load, report, settings_of
 from server import ServerSettings, create_app
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         done = prepare(options.input_file, options.output_file)
         engine, options.platform = load(args)
     except Exception as error:
-        return report(error, with_traceback=options.log_level == "debug")
+        return leave(report(error, with_traceback=options.log_level == "debug"), args)
     batch = Batch(engine, replace(settings_of(engine, options), **UNLIMITED), done)
     engine.start()
     try:
@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         is_failed = not engine.is_healthy
         engine.close()
         logger.info("%d lines answered, %d of them with an error", batch.num_done, batch.num_failed)
-    return 1 if is_failed else 0
+    return leave(1 if is_failed else 0, args)
 
 
 def _make_parser() -> argparse.ArgumentParser:
