@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from paged_jax.host.sampling_params import SamplingParams
     from paged_jax.host.saved import SnapshotError
     from paged_jax.host.structured_outputs import StructuredOutputsParams
+    from paged_jax.host.taps import AddVector, SetVector, Taps, ZeroHead
     from paged_jax.llm import LLM
-    from paged_jax.outputs import CompletionOutput, Logprob, RequestOutput
+    from paged_jax.outputs import Captures, CompletionOutput, Logprob, RequestOutput
     from paged_jax.scoring import Scores, log_probabilities, score
     from paged_jax.step import engine_step
 
@@ -32,8 +33,10 @@ except PackageNotFoundError:  # running from a source tree that was not installe
 IMPORTED_S = time.monotonic()  # where a program's start is timed from
 
 _HOMES = {
+    "AddVector": "paged_jax.host.taps",
     "AsyncEngine": "paged_jax.async_engine",
     "BeamSearchParams": "paged_jax.host.beams",
+    "Captures": "paged_jax.outputs",
     "CompletionOutput": "paged_jax.outputs",
     "Engine": "paged_jax.engine",
     "EngineArgs": "paged_jax.engine_args",
@@ -44,8 +47,11 @@ _HOMES = {
     "RequestOutput": "paged_jax.outputs",
     "SamplingParams": "paged_jax.host.sampling_params",
     "Scores": "paged_jax.scoring",
+    "SetVector": "paged_jax.host.taps",
     "SnapshotError": "paged_jax.host.saved",
     "StructuredOutputsParams": "paged_jax.host.structured_outputs",
+    "Taps": "paged_jax.host.taps",
+    "ZeroHead": "paged_jax.host.taps",
     "engine_step": "paged_jax.step",
     "log_probabilities": "paged_jax.scoring",
     "score": "paged_jax.scoring",
@@ -53,8 +59,10 @@ _HOMES = {
 
 __all__ = [
     "LLM",
+    "AddVector",
     "AsyncEngine",
     "BeamSearchParams",
+    "Captures",
     "CompletionOutput",
     "Engine",
     "EngineArgs",
@@ -64,8 +72,11 @@ __all__ = [
     "RequestOutput",
     "SamplingParams",
     "Scores",
+    "SetVector",
     "SnapshotError",
     "StructuredOutputsParams",
+    "Taps",
+    "ZeroHead",
     "__version__",
     "engine_step",
     "log_probabilities",

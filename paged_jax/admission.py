@@ -10,6 +10,7 @@ from paged_jax.host.beams import check_width
 from paged_jax.host.invalid_request import InvalidRequest
 from paged_jax.host.request import Request
 from paged_jax.host.sampling_params import SamplingParams
+from paged_jax.host.taps import Taps, check_taps
 
 
 def check_request(prompt: Seq[int], params: SamplingParams, config: EngineConfig) -> None:
@@ -40,6 +41,15 @@ def check_request(prompt: Seq[int], params: SamplingParams, config: EngineConfig
             f"tokens (the prompt has {len(prompt)})",
             "max_tokens",
         )
+    first_chunk = config.scheduler.first_chunk
+    if len(prompt) < first_chunk:
+        raise InvalidRequest(
+            f"the prompt has {len(prompt)} tokens, but at least the first {first_chunk} see each "
+            "other here (bidirectional): make it longer",
+            "prompt",
+        )
+    if params.taps is not None:
+        _check_taps(params.taps, len(prompt), params.max_tokens, config)
     _check_ids(params, vocab)
     _check_logprobs(params, config.max_logprobs)
 
@@ -50,6 +60,20 @@ def check_beams(params: SamplingParams, config: EngineConfig) -> None:
     check_width(params.n, len(ends), config.max_logprobs)
     if config.record is not None:
         raise InvalidRequest("beam search is not offered while --record is on", "use_beam_search")
+
+
+def _check_taps(taps: Taps, prompt_len: int, max_tokens: int | None, config: EngineConfig) -> None:
+    if not config.has_taps:
+        raise InvalidRequest("taps need an engine started with --enable-taps", "taps")
+    limit, first_chunk = config.scheduler.max_model_len, config.scheduler.first_chunk
+    if (taps.chunk_limit or first_chunk) < first_chunk:
+        raise InvalidRequest(
+            f"taps: attention of so many layers is read {taps.chunk_limit} tokens a step, but the "
+            f"first {first_chunk} need one step: name fewer layers or positions",
+            "taps",
+        )
+    num_tokens = min(limit, prompt_len + (max_tokens or limit))
+    check_taps(taps, config.model, prompt_len=prompt_len, num_tokens=num_tokens)
 
 
 def _check_ids(params: SamplingParams, vocab: int) -> None:
@@ -114,7 +138,13 @@ def make_fork(
 
     Args:
         params: None is the parent's, for one choice and with a seed of its own.
+    Raises:
+        InvalidRequest: there are taps, which a shared block would make wrong.
     """
+    if parent.is_tapped or (params is not None and params.taps is not None):
+        raise InvalidRequest("a fork shares blocks, and with taps none may be shared", "taps")
+    if config.scheduler.first_chunk > 1:
+        raise InvalidRequest("a fork shares blocks, and bidirectional ones may not be", "request")
     salt = parent.cache_salt
     if depends_on_length(len(parent.prompt), config.model):
         salt = (salt or "").rpartition("\0")[0] or None

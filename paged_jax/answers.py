@@ -103,6 +103,11 @@ class Answer:
         """Whether every choice has ended."""
         return len(self.finish_reasons) == self.request.n
 
+    @property
+    def num_fed(self) -> int:
+        """Tokens that the layers were to compute, of one choice: not the last of its answer."""
+        return len(self.request.prompt) + max(0, self.num_generated.get(0, 0) - 1)
+
     def note_token(self, sequence: Sequence, now_s: float) -> None:
         """Record the time of one token of one choice."""
         index = sequence.index
@@ -112,6 +117,21 @@ class Answer:
         self._last_s[index] = self.last_token_s = now_s
         self.first_token_s = self.first_token_s or now_s
         self.num_generated[index] = self.num_generated.get(index, 0) + 1
+
+    def tell(self, delta: TokenDelta, tables: "LogprobTables | None") -> ChoiceDelta:
+        """Return what one token adds to its choice; a stop string it completes ends the choice."""
+        sequence, wanted = delta.sequence, self.request.sampling.logprobs
+        text, stopped_by = self.choice(sequence.index).absorb(delta)
+        reason, stop_reason = delta.finish_reason, sequence.stop_reason
+        if stopped_by is not None:
+            reason, stop_reason = FinishReason.STOP, stopped_by
+        finish = None if reason is None else reason.value
+        if finish is not None:
+            self.finish_reasons[sequence.index] = finish
+        logprobs = None
+        if tables is not None and wanted is not None:
+            logprobs = (tables.position(delta.row, wanted),)
+        return ChoiceDelta(sequence.index, text, (delta.token,), logprobs, finish, stop_reason)
 
     def delta(
         self, choices: Seq[ChoiceDelta], *, error: str | None = None, weights_version: int = 0

@@ -40,6 +40,8 @@ def _hindrances(
         )
     if args.enforce_eager:
         yield "needs compiled steps: leave out --enforce-eager"
+    if args.enable_taps:
+        yield "needs one program a kind, and --enable-taps makes a second: leave one of them out"
     if not model.is_packed:
         yield (
             "needs the CPU kernels, as XLA's products and those for GPUs may add up a row in an "

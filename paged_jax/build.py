@@ -13,7 +13,15 @@ from paged_jax.cluster.leader import Leader, gather
 from paged_jax.cluster.leading_engine import LeadingEngine
 from paged_jax.cluster.start import listen, start_distributed
 from paged_jax.compile_counter import use_compilation_cache
-from paged_jax.config import EngineConfig, MeshShape, ModelConfig, OptionError, cache_folder
+from paged_jax.config import (
+    AttentionMods,
+    EngineConfig,
+    MeshShape,
+    ModelConfig,
+    OptionError,
+    cache_folder,
+)
+from paged_jax.device.attention_mods import check_mods
 from paged_jax.device.draw_extras import LogitsProcessor
 from paged_jax.device.kv_pool import block_bytes, pool_struct
 from paged_jax.device.sharding import copied_to_replica, device_bytes_of, make_mesh
@@ -61,12 +69,14 @@ def build_engines(
     *,
     clock: PhaseClock | None = None,
     logits_processor: LogitsProcessor | None = None,
+    mods: AttentionMods | None = None,
 ) -> list[Engine]:
     """Load the model once, size the KV pools, compile the programs of every replica.
 
     Args:
         clock: started when the program was; None starts now.
         logits_processor: compiled into every draw; see `DrawExtras`.
+        mods: compiled into every layer.
     Raises:
         OptionError: a setting is out of range or does not fit this model or machine.
         ModelError: the model cannot be found or read.
@@ -74,7 +84,7 @@ def build_engines(
     """
     clock = clock or PhaseClock()
     check_hosts(args, has_processor=logits_processor is not None)
-    parts = prepare(args, clock=clock, logits_processor=logits_processor)
+    parts = prepare(args, clock=clock, logits_processor=logits_processor, mods=mods)
     config, ledger, leader = parts.config, parts.ledger, None
     if args.nnodes > 1:
         leader, num_blocks = _gather(args, parts)
@@ -111,6 +121,7 @@ def prepare(
     *,
     clock: PhaseClock | None = None,
     logits_processor: LogitsProcessor | None = None,
+    mods: AttentionMods | None = None,
 ) -> Parts:
     """Load the model and size the KV pool; raise as `build_engines`."""
     clock = clock or PhaseClock()
@@ -132,7 +143,9 @@ def prepare(
         check_batch_invariance(args, model, shape, logits_processor)
     limits = scheduler_config(args, model)
     tokenizer = load_tokenizer(source, may_lack=args.load_format == "dummy")
-    model = replace(model, vocab_limit=min(model.vocab_size, tokenizer.size))
+    mods = check_mods(mods, args, model)
+    model = replace(model, vocab_limit=min(model.vocab_size, tokenizer.size), mods=mods)
+    limits = replace(limits, first_chunk=mods.bidirectional if mods else 1)
     on_devices = divided(model, shape.tensor)
     check_stages(model, shape.stage)
     clock.end("read config")

@@ -5,6 +5,7 @@ the model's own limits are known. Dtypes are strings.
 """
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -65,6 +66,29 @@ class Quantisation:
 
 
 @dataclass(frozen=True)
+class AttentionMods:
+    """Attention as a function, in FlexAttention's way; compiled into every step.
+
+    The functions are traced: they take whole arrays of numbers that broadcast together, and work on
+    each number by itself. Positions count from a sequence's first token, heads are query heads.
+
+    Attributes:
+        score_mod: from score, q_pos, k_pos, head to the score: after scaling, before softmax.
+        mask_mod: from q_pos, k_pos, head to whether a query sees a key, of those before it.
+        bidirectional: the first so many tokens of a sequence see each other.
+    """
+
+    score_mod: Callable[..., object] | None = None
+    mask_mod: Callable[..., object] | None = None
+    bidirectional: int = 0
+
+    @property
+    def has_any(self) -> bool:
+        """Whether attention is any other than the model's own."""
+        return bool(self.score_mod or self.mask_mod or self.bidirectional)
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """The shape of a decoder-only transformer; hashable, so that it can be a static argument of a
     jitted function.
@@ -85,6 +109,7 @@ class ModelConfig:
             vocab_size.
         eos_token_ids: ids that end generation unless `ignore_eos`.
         quantisation: how the layers' matrices are packed; None is not at all.
+        mods: the user's own attention; None is the model's.
     """
 
     family: str
@@ -111,6 +136,7 @@ class ModelConfig:
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     quantisation: Quantisation | None = None
+    mods: AttentionMods | None = None
 
     @property
     def context_limit(self) -> int:
@@ -160,12 +186,14 @@ class SchedulerConfig:
         max_tokens_per_step: token budget of a step.
         max_model_len: longest prompt plus answer, in tokens.
         policy: order of service, a name in `host.policies` or "module:Class".
+        first_chunk: tokens of a sequence that its first step computes at least.
     """
 
     max_seqs: int
     max_tokens_per_step: int
     max_model_len: int
     policy: str = "fcfs"
+    first_chunk: int = 1
 
 
 @dataclass(frozen=True)
@@ -199,6 +227,7 @@ class EngineConfig:
         record: file to write the run to, if any.
         batch_invariant: each token is computed in one order, by one program a kind, whatever else
             is computed beside it; see `batch_invariance`.
+        has_taps: requests may read and change what is in the layers.
     """
 
     model: ModelConfig
@@ -213,6 +242,7 @@ class EngineConfig:
     mesh: MeshShape = MeshShape()
     record: str | None = None
     batch_invariant: bool = False
+    has_taps: bool = False
 
 
 class OptionError(ValueError):

@@ -48,6 +48,7 @@ from paged_jax.prompt_reading import read_prompts
 from paged_jax.snapshot import read_snapshot, write_snapshot
 from paged_jax.staged_programs import make_programs
 from paged_jax.step import BackboneOutput
+from paged_jax.tap_book import TapBook
 from paged_jax.text.grammar import Grammar
 from paged_jax.text.tokenizer import Tokenizer
 from paged_jax.token_rules import RuleBook, with_breakers
@@ -94,6 +95,7 @@ class Engine:
         self._last_end_s = 0.0
         self._answers: dict[str, Answer] = {}
         self._beams = BeamSearches(config.model.vocab_limit or config.model.vocab_size)
+        self._taps = TapBook(config.model)
         self._failed: list[RequestDelta] = []  # not delivered yet
         self._accounts = Accounts()
 
@@ -151,6 +153,7 @@ class Engine:
         self._answers[request.id] = Answer(request, self.tokenizer)
         self.rules.add(request, grammar, begun=begun)
         self._beams.add(request)
+        self._taps.add(request)
 
     def fork(
         self,
@@ -277,9 +280,11 @@ class Engine:
                 self.pool = programs.run_copies(self.pool, work.copies)
             shape = programs.batch_shape(work.num_tokens)
             batch = pack(work.chunks, shape, self.config.cache.block_size, pending=pending)
+            batch, reads = self._taps.pack(work.chunks, batch)
             hidden, self.pool = programs.run_backbone(self.params, self.pool, batch, self._drawn)
             read_prompts(programs, self.params, work.chunks, hidden, self._answers)
-            launched = LaunchedStep(work, start_s, self._draw(work.chunks, hidden))
+            reads = reads and replace(reads, out=hidden.taps)
+            launched = LaunchedStep(work, start_s, self._draw(work.chunks, hidden), reads)
         launched.start_copying()
         return launched
 
@@ -299,6 +304,7 @@ class Engine:
     def _read(self, launched: LaunchedStep) -> list[RequestDelta]:
         """Wait for a step's draws and turn them into the requests' deltas."""
         tokens, tables = launched.read(), launched.logprobs(self.tokenizer)
+        self._taps.absorb(launched.reads)
         now_s = time.monotonic()
         drawn = self.scheduler.commit(launched.work, tokens)
         deltas = self._absorb(drawn, tables, now_s)
@@ -344,19 +350,10 @@ class Engine:
     def _choice(
         self, answer: Answer, delta: TokenDelta, tables: LogprobTables | None
     ) -> ChoiceDelta:
-        sequence, sampling = delta.sequence, answer.request.sampling
-        text, stopped_by = answer.choice(sequence.index).absorb(delta)
-        reason, stop_reason = delta.finish_reason, sequence.stop_reason
-        if stopped_by is not None:
-            reason, stop_reason = FinishReason.STOP, stopped_by
-            self.scheduler.finish(sequence, reason, stopped_by)
-        if reason is not None:
-            answer.finish_reasons[sequence.index] = reason.value
-        logprobs = None
-        if tables is not None and sampling.logprobs is not None:
-            logprobs = (tables.position(delta.row, sampling.logprobs),)
-        finish = None if reason is None else reason.value
-        return ChoiceDelta(sequence.index, text, (delta.token,), logprobs, finish, stop_reason)
+        choice = answer.tell(delta, tables)
+        if choice.finish_reason is not None and delta.finish_reason is None:  # by a stop string
+            self.scheduler.finish(delta.sequence, FinishReason.STOP, choice.stop_reason)
+        return choice
 
     def _deliver(
         self, answer: Answer, choices: list[ChoiceDelta], *, error: str | None = None
@@ -366,6 +363,7 @@ class Engine:
             del self._answers[answer.request.id]
             self.rules.drop(answer.request.id)
             self._beams.drop(answer.request.id)
+            delta.captures = self._taps.drop(answer.request.id, answer.num_fed)
             record = answer.record(time.monotonic())
             for observer in self._accounts.observers:
                 observer.on_finish(record)

@@ -118,6 +118,10 @@ class EngineArgs:
         None,
         "file to write what arrives, is scheduled and is drawn to, as JSON lines, for a replay",
     )
+    enable_taps: bool = option(
+        False,
+        "let requests read and change what is in the layers; compiles the layers a second time",
+    )
     disable_log_stats: bool = option(False, "no periodic log line")
 
     def validate(self) -> "EngineArgs":

@@ -53,8 +53,11 @@ def capture(core: EngineCore, answers: Mapping[str, Answer]) -> EngineState:
     """Return what the engine is in the middle of; `core` stays as it is.
 
     Raises:
-        SnapshotError: a beam search is running, or a prompt is being embedded.
+        SnapshotError: a beam search is running, a prompt is being embedded, a request has taps, or
+            attention is a user's own.
     """
+    if core.config.model.mods is not None:
+        raise SnapshotError("a snapshot does not hold functions of yours (score_mod, mask_mod)")
     now_s, scheduler = time.monotonic(), core.scheduler
     sequences, slots = save_sequences(scheduler)
     in_order = sorted(scheduler.sequences, key=lambda sequence: sequence.rank)
@@ -64,6 +67,8 @@ def capture(core: EngineCore, answers: Mapping[str, Answer]) -> EngineState:
             raise SnapshotError(f"request {request.id!r} searches with beams: wait for its end")
         if request.sampling.pooling is not None:
             raise SnapshotError(f"request {request.id!r} is being embedded: wait for its end")
+        if request.is_tapped:
+            raise SnapshotError(f"request {request.id!r} has taps: wait for its end")
     facts = {
         "model": _model_facts(core.config),
         "model_name": core.config.model_name,

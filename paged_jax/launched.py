@@ -10,6 +10,7 @@ import numpy as np
 from paged_jax.answers import LogprobTables
 from paged_jax.device.logprobs import SampleOutput
 from paged_jax.host.request import ScheduledStep, Sequence
+from paged_jax.tap_book import TapReads
 from paged_jax.text.tokenizer import Tokenizer
 
 
@@ -20,11 +21,13 @@ class LaunchedStep:
     Attributes:
         start_s: when it was begun, on the monotonic clock.
         out: what it draws; None if it draws nothing.
+        reads: what taps read of it, if any do.
     """
 
     work: ScheduledStep
     start_s: float
     out: SampleOutput | None
+    reads: TapReads | None = None
 
     def start_copying(self) -> None:
         """Let what it draws come to the host as soon as it is there."""

@@ -2,14 +2,14 @@
 
 import threading
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from pathlib import Path
 from types import TracebackType
 
 from tqdm import tqdm
 
-from paged_jax.config import OptionError
+from paged_jax.config import AttentionMods, OptionError
 from paged_jax.device.draw_extras import LogitsProcessor
 from paged_jax.engine import Engine
 from paged_jax.engine_args import EngineArgs
@@ -42,6 +42,10 @@ class LLM:
     Options are the fields of `EngineArgs`; the same names with dashes are the server's flags. Calls
     from several threads take turns. Use as a context manager, or `close`, to free the memory.
 
+    Args:
+        logits_processor: a traced function of logits and rows; see `DrawExtras`.
+        score_mod: attention of your own, as `mask_mod` and `bidirectional`; see `AttentionMods`.
+
     Raises:
         OptionError: an option is unknown or out of its range (a ValueError).
         ModelError: the model cannot be found or read (a ValueError).
@@ -52,10 +56,14 @@ class LLM:
         model: str | None = None,
         *,
         logits_processor: LogitsProcessor | None = None,
+        score_mod: Callable[..., object] | None = None,
+        mask_mod: Callable[..., object] | None = None,
+        bidirectional: int = 0,
         **options: object,
     ):
+        mods = AttentionMods(score_mod, mask_mod, bidirectional)
         args = EngineArgs.of(model=None if model is None else str(model), **options)
-        self.engine: Engine | Replicas = build(args, logits_processor=logits_processor)
+        self.engine: Engine | Replicas = build(args, logits_processor=logits_processor, mods=mods)
         self._lock = threading.Lock()
 
     def get_tokenizer(self) -> Tokenizer:

@@ -4,7 +4,9 @@ The engine produces deltas (`RequestDelta`); `RequestOutput.absorb` accumulates 
 library only.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,48 @@ class ChoiceDelta:
         )
 
 
+class FloatArray(Protocol):
+    """A float32 array of numpy's, which this module does not import."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its sizes."""
+        ...
+
+    def __getitem__(self, index: int, /) -> "FloatArray":
+        """Return the part at an index of the first axis."""
+        ...
+
+    def tolist(self) -> list[object]:
+        """Return nested lists of floats."""
+        ...
+
+
+@dataclass(frozen=True)
+class Captures:
+    """What the taps of a request have read, at each position once.
+
+    Attributes:
+        positions: those that were computed, in order; the last token of an answer never is.
+        residual: by layer, [positions embed].
+        attention: by layer, [positions q_heads context]: what each query gave to each position.
+    """
+
+    positions: tuple[int, ...]
+    residual: Mapping[int, FloatArray]
+    attention: Mapping[int, FloatArray]
+
+    def vector(self, layer: int, position: int) -> FloatArray:
+        """Return the residual stream before a layer at one position, as SetVector takes it.
+
+        Raises:
+            KeyError: it was not captured.
+        """
+        if layer not in self.residual or position not in self.positions:
+            raise KeyError(f"the stream before layer {layer} at {position} was not captured")
+        return self.residual[layer][self.positions.index(position)]
+
+
 @dataclass(frozen=True)
 class RequestMetrics:
     """Times of a request in seconds on one monotonic clock; None where not reached."""
@@ -75,6 +119,7 @@ class RequestDelta:
         num_cached_tokens: prompt tokens served from the prefix cache.
         finished: no further delta follows.
         metrics: given with the last delta.
+        captures: likewise, if taps read anything.
         error: set when the engine failed on this request; then finished is True.
         embedding: given with the last delta, if asked for.
         weights_version: as in RequestOutput.
@@ -86,6 +131,7 @@ class RequestDelta:
     num_cached_tokens: int = 0
     prompt_logprobs: tuple[PositionLogprobs | None, ...] | None = None
     metrics: RequestMetrics | None = None
+    captures: Captures | None = None
     error: str | None = None
     embedding: tuple[float, ...] | None = None
     weights_version: int = 0
@@ -174,6 +220,7 @@ class RequestOutput:
     metrics: RequestMetrics | None = None
     embedding: tuple[float, ...] | None = None
     weights_version: int = 0
+    captures: Captures | None = None
 
     def absorb(self, delta: RequestDelta) -> None:
         """Append one step's delta."""
@@ -181,7 +228,7 @@ class RequestOutput:
             self.outputs[choice.index].absorb(choice)
         if delta.prompt_logprobs is not None:
             self.prompt_logprobs = list(delta.prompt_logprobs)
-        self.embedding = delta.embedding
+        self.embedding, self.captures = delta.embedding, delta.captures
         self.finished, self.metrics = delta.finished, delta.metrics
         self.num_cached_tokens, self.weights_version = (
             delta.num_cached_tokens,

@@ -16,7 +16,7 @@ from functools import partial, reduce
 from typing import TypeVar
 
 from paged_jax.build import build_engines
-from paged_jax.config import EngineConfig
+from paged_jax.config import AttentionMods, EngineConfig
 from paged_jax.device.draw_extras import LogitsProcessor
 from paged_jax.engine import Engine
 from paged_jax.engine_args import EngineArgs
@@ -45,9 +45,10 @@ def build(
     *,
     clock: PhaseClock | None = None,
     logits_processor: LogitsProcessor | None = None,
+    mods: AttentionMods | None = None,
 ) -> "Engine | Replicas":
     """Return a ready engine, or several as one; see `build_engines`."""
-    engines = build_engines(args, clock=clock, logits_processor=logits_processor)
+    engines = build_engines(args, clock=clock, logits_processor=logits_processor, mods=mods)
     return engines[0] if len(engines) == 1 else Replicas(engines)
 
 
@@ -113,8 +114,6 @@ class Replicas:
     def num_live(self) -> int:
         """Requests that have not ended."""
         return len(self._owner)
-
-    # ---- requests ---------------------------------------------------------------------------
 
     def check(self, prompt: Seq[int], params: SamplingParams) -> None:
         """Raise InvalidRequest, naming the field and the limit, if this can never be served."""
@@ -192,8 +191,6 @@ class Replicas:
     def _end(self, request_id: str) -> None:
         self._owner.pop(request_id).live.discard(request_id)
 
-    # ---- the step ---------------------------------------------------------------------------
-
     def step(self) -> list[RequestDelta]:
         """Let every replica with requests step, and deliver what those that are done have drawn.
 
@@ -227,8 +224,6 @@ class Replicas:
             raise error
         ids = sorted(replica.live)
         return [RequestDelta(name, (), finished=True, error=replica.error) for name in ids]
-
-    # ---- all of them ------------------------------------------------------------------------
 
     def add_observer(self, observer: EngineObserver) -> None:
         """Tell `observer` of every step and every ended request, one at a time."""

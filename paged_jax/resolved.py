@@ -38,6 +38,8 @@ def mesh_shape(args: EngineArgs) -> MeshShape:
     shape = MeshShape(
         args.data_parallel_size, args.pipeline_parallel_size, args.tensor_parallel_size
     )
+    if args.record is not None and args.enable_taps:
+        raise OptionError("--record writes down no taps: leave it out, or --enable-taps")
     if args.record is not None and shape.data * shape.stage > 1:
         raise OptionError(
             "--record writes down one engine with one step in flight: leave it out, or "
@@ -48,11 +50,12 @@ def mesh_shape(args: EngineArgs) -> MeshShape:
             f"--nnodes {args.nnodes} divides layers by --tensor-parallel-size alone: leave out "
             "--pipeline-parallel-size and --data-parallel-size"
         )
-    if args.enforce_eager and shape.num_devices > 1:
-        raise OptionError(
-            f"--enforce-eager runs on one device, not on {shape.num_devices}: leave it out, or the "
-            "--...-parallel-size options"
-        )
+    for flag, is_on in (("enforce-eager", args.enforce_eager), ("enable-taps", args.enable_taps)):
+        if is_on and shape.num_devices > 1:
+            raise OptionError(
+                f"--{flag} runs on one device, not on {shape.num_devices}: leave it out, or the "
+                "--...-parallel-size options"
+            )
     return shape
 
 
@@ -113,6 +116,7 @@ def engine_config(
         mesh=mesh_shape(args),
         record=args.record,
         batch_invariant=args.batch_invariant,
+        has_taps=args.enable_taps,
     )
 
 

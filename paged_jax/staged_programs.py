@@ -25,11 +25,13 @@ from paged_jax.models.params import ModelParams
 from paged_jax.programs import COPIES, Drawn, Lower, ProgramKey, Programs, own_bytes
 from paged_jax.staged_step import head_params, stage_backbone, stage_params
 from paged_jax.step import BackboneOutput
+from paged_jax.tapped_programs import TappedPrograms
 
 
 def make_programs(config: EngineConfig, processor: LogitsProcessor | None = None) -> Programs:
-    """Return the programs of an engine, in stages if it has any; not compiled yet."""
+    """Return the programs of an engine, in stages or with taps if it has any; not compiled yet."""
     kind = StagedPrograms if config.mesh.stage > 1 else Programs
+    kind = TappedPrograms if config.has_taps else kind
     return kind(config, processor)
 
 

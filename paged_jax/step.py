@@ -18,7 +18,9 @@ from paged_jax.device.logprobs import SampleOutput
 from paged_jax.device.sampling_rows import SamplingRows
 from paged_jax.device.sharded_sampling import sample_divided, score_divided
 from paged_jax.device.step_batch import StepBatch, one_query_each
+from paged_jax.device.taps import TapOutput
 from paged_jax.models.params import ModelParams
+from paged_jax.models.tapped import tapped_forward
 from paged_jax.models.transformer import forward, logits
 from paged_jax.pytree import pytree
 
@@ -28,12 +30,14 @@ class BackboneOutput:
     """What the layers give.
 
     Attributes:
-        hidden: [tokens embed], after the final norm; for prompt log-probabilities and taps.
+        hidden: [tokens embed], after the final norm; for prompt log-probabilities.
         sampled: [rows embed], the rows of `hidden` to be sampled.
+        taps: what the layers were read of, if the batch has taps.
     """
 
     hidden: Float[Array, "tokens embed"]
     sampled: Float[Array, "rows embed"]
+    taps: TapOutput | None = None
 
 
 @pytree
@@ -78,8 +82,12 @@ def backbone(
     fed = drawn[jnp.maximum(batch.drawn_by - 1, 0)]
     batch = replace(batch, tokens=jnp.where(batch.drawn_by > 0, fed, batch.tokens))
     batch = one_query_each(batch) if is_batch_invariant else batch
-    hidden, pool = forward(params, pool, batch, config)
-    return BackboneOutput(hidden=hidden, sampled=hidden[batch.sample_at]), pool
+    taps = None
+    if batch.taps is None:
+        hidden, pool = forward(params, pool, batch, config)
+    else:
+        hidden, pool, taps = tapped_forward(params, pool, batch, config)
+    return BackboneOutput(hidden=hidden, sampled=hidden[batch.sample_at], taps=taps), pool
 
 
 def draw(

@@ -3,10 +3,12 @@
 Slots no live token owns, and table entries past a sequence's context, may hold anything.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int8, UInt8, UInt16
 
 Pool = (
@@ -24,6 +26,7 @@ Scales = Float[Array, "blocks block_size kv_heads"]
 Sinks = Float[Array, " q_heads"]
 
 FAR = 1 << 30
+LOWEST = float(np.finfo(np.float32).min)
 # Unsigned integers in a pool are the bits of floats.
 FLOATS = {jnp.dtype(jnp.uint16): jnp.bfloat16, jnp.dtype(jnp.uint8): jnp.float8_e4m3fn}
 
@@ -40,6 +43,24 @@ class View(NamedTuple):
     v_scales: Array | None
 
 
+class Mods(NamedTuple):
+    """What a user's functions make of attention: each takes arrays that broadcast together.
+
+    Attributes:
+        score_mod: from scaled, capped scores and q_pos, k_pos, head to scores.
+        mask_mod: from q_pos, k_pos, head to whether the query may see the key, of those it may.
+        bidirectional: the first so many positions of a sequence see each other, all of which must
+            be in the pool when one of them is a query; the others see what is before them.
+    """
+
+    score_mod: Callable[[Array, Array, Array, Array], Array] | None = None
+    mask_mod: Callable[[Array, Array, Array], Array] | None = None
+    bidirectional: int = 0
+
+
+NO_MODS = Mods()
+
+
 class Rule(NamedTuple):
     """How scores are formed."""
 
@@ -47,6 +68,7 @@ class Rule(NamedTuple):
     window: int | None
     softcap: float | None
     sinks: Array | None  # [q_heads]
+    mods: Mods = NO_MODS
 
 
 class Reach(NamedTuple):
@@ -81,6 +103,27 @@ def sees(query_pos: Array, context_pos: Array, window: int | None) -> Array:
     """Tell whether the query at one position attends to another; shapes broadcast."""
     seen = context_pos <= query_pos
     return seen if window is None else seen & (context_pos > query_pos - window)
+
+
+def last_seen(query_pos: Array, mods: Mods) -> Array:
+    """Return the last position each query may see; -1 of padding."""
+    if not mods.bidirectional:
+        return query_pos
+    return jnp.where(query_pos >= 0, jnp.maximum(query_pos, mods.bidirectional - 1), query_pos)
+
+
+def modded(scores: Array, seen: Array, places: tuple[Array, Array, Array], mods: Mods) -> Array:
+    """Apply a user's functions, and give LOWEST to what is not seen.
+
+    Args:
+        seen: what a query may see without a mask_mod; broadcasts to the scores.
+        places: q_pos, k_pos and head of each score; they broadcast to the scores.
+    """
+    if mods.score_mod is not None:
+        scores = jnp.maximum(mods.score_mod(scores, *places), LOWEST).astype(jnp.float32)
+    if mods.mask_mod is not None:
+        seen = seen & mods.mask_mod(*places)
+    return jnp.where(seen, scores, LOWEST)
 
 
 def slots_of(view: View, seq: Array, context_pos: Array, reach: Reach) -> Array:

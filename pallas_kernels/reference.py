@@ -1,4 +1,4 @@
-"""Paged attention and the KV write in plain jnp: the definition, and the back end called "xla".
+"""Paged attention, tile by tile, and the KV write in plain jnp: the back end called "xla".
 
 Every sequence's context lies in blocks of a shared pool, found through its block table. Queries
 are packed: rows query_starts[i] to query_starts[i + 1] - 1 are the newest tokens of sequence i.
@@ -9,11 +9,13 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.pool_view import (
     FLOATS,
+    LOWEST,
+    NO_MODS,
+    Mods,
     New,
     Pool,
     Rule,
@@ -23,6 +25,8 @@ from pallas_kernels.pool_view import (
     capped,
     count_le,
     dot,
+    last_seen,
+    modded,
     owner,
     reach_of,
     read,
@@ -34,52 +38,6 @@ from pallas_kernels.pool_view import (
 TILE_KV = 128
 TILE_Q = 16
 NUM_LANES = 8
-LOWEST = float(np.finfo(np.float32).min)
-
-
-def paged_attention_dense(
-    q: Float[Array, "tokens q_heads head_dim"],
-    k_pool: Pool,
-    v_pool: Pool,
-    block_tables: Int[Array, "seqs max_blocks"],
-    query_starts: Int[Array, " seqs+1"],
-    kv_lens: Int[Array, " seqs"],
-    *,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
-    sinks: Sinks | None = None,
-    k_scales: Scales | None = None,
-    v_scales: Scales | None = None,
-) -> Float[Array, "tokens q_heads head_dim"]:
-    """Attend over each token's whole context at once: the definition, in tokens * context memory.
-
-    Args:
-        block_tables: block i of a row holds positions [i * block_size, (i + 1) * block_size).
-        kv_lens: tokens of each sequence in the pool, the queries among them.
-        window: a query sees this many tokens back, itself included; None sees all.
-        softcap: scores become tanh(score / softcap) * softcap.
-        sinks: what each query head's weights are divided by gets exp(sink) more, as if one more
-            position of value 0 had that score; neither scaled nor capped. -inf is none.
-        k_scales: what each stored key is to be multiplied by; v_scales likewise. None is 1.
-    Returns:
-        zeros for padding tokens, which no sequence owns.
-    """
-    view = View(k_pool, v_pool, block_tables, query_starts, kv_lens, k_scales, v_scales)
-    seq, query_pos = owner(view, q.shape[0])
-    context_pos = jnp.arange(block_tables.shape[1] * k_pool.shape[1], dtype=jnp.int32)
-    seen = sees(query_pos[:, None], context_pos[None, :], window)[:, None, None, :]
-    slots = slots_of(view, seq, context_pos, reach_of(query_pos[:, None], window))
-    k, v = (read(pool, slots).astype(jnp.float32) for pool in (k_pool, v_pool))
-    if k_scales is not None and v_scales is not None:
-        k *= read(k_scales[..., None], slots)  # [tokens kv_heads context head_dim]
-        v *= read(v_scales[..., None], slots)
-    grouped = q.reshape(q.shape[0], k.shape[1], -1, q.shape[2])  # [tokens kv_heads group head_dim]
-    scores = dot("tkgd,tkcd->tkgc", grouped.astype(jnp.float32), k)
-    scores = capped(scores * jnp.float32(scale), softcap)
-    weights = _softmax(jnp.where(seen, scores, LOWEST), sinks)
-    out = dot("tkgc,tkcd->tkgd", weights, v).reshape(q.shape)
-    return jnp.where(query_pos[:, None, None] >= 0, out, 0.0).astype(q.dtype)
 
 
 def paged_attention(
@@ -96,14 +54,16 @@ def paged_attention(
     sinks: Sinks | None = None,
     k_scales: Scales | None = None,
     v_scales: Scales | None = None,
+    mods: Mods = NO_MODS,
 ) -> Float[Array, "tokens q_heads head_dim"]:
-    """Do the same tile by tile, in memory that depends on neither the pool nor the context.
+    """Do as `dense.paged_attention_dense`, whose arguments these are, tile by tile: in memory that
+    depends on neither the pool nor the context.
 
     Sequences of one query (decode) and of many (prefill) are cut into tiles of their own widths, so
     that among steps of one shape a row's result does not depend on what else is computed.
     """
     view = View(k_pool, v_pool, block_tables, query_starts, kv_lens, k_scales, v_scales)
-    rule = Rule(scale, window, softcap, sinks)
+    rule = Rule(scale, window, softcap, sinks, mods)
     lens = query_starts[1:] - query_starts[:-1]
     if q.shape[0] <= kv_lens.shape[0]:
         return _attend(q, view, rule, lens > 0, 1)
@@ -203,7 +163,11 @@ def _attend_group(q: Array, view: View, rule: Rule, seq: Array, query_pos: Array
     kv_heads = view.k_pool.shape[2]
     folded, row_pos = _fold(q, query_pos, kv_heads)
     lanes, _, rows, head_dim = folded.shape
-    reach = reach_of(query_pos, rule.window)
+    last, row_last = last_seen(query_pos, rule.mods), last_seen(row_pos, rule.mods)
+    reach = reach_of(last, rule.window)
+    group = q.shape[2] // kv_heads
+    heads = jnp.arange(kv_heads, dtype=jnp.int32)[:, None] * group
+    heads = heads + jnp.arange(rows, dtype=jnp.int32)[None, :] % group  # [kv_heads rows]
 
     def add(tile: Array | int, sums: _Sums) -> _Sums:
         context_pos = tile * TILE_KV + jnp.arange(TILE_KV, dtype=jnp.int32)
@@ -211,8 +175,9 @@ def _attend_group(q: Array, view: View, rule: Rule, seq: Array, query_pos: Array
         k, v = (read(pool, slots).astype(q.dtype) for pool in (view.k_pool, view.v_pool))
         scores = scaled(dot("lkrd,lkcd->lkcr", folded, k), view.k_scales, slots)
         scores = capped(scores * jnp.float32(rule.scale), rule.softcap)
-        seen = sees(row_pos[:, None, :], context_pos[None, :, None], rule.window)
-        scores = jnp.where(seen[:, None], scores, LOWEST)
+        seen = sees(row_last[:, None, :], context_pos[None, :, None], rule.window)
+        places = (row_pos[:, None, None], context_pos[None, None, :, None], heads[None, :, None])
+        scores = modded(scores, seen[:, None], places, rule.mods)
         # A row that has seen nothing yet gathers weights of 1; its first real score wipes them out.
         top = jnp.maximum(sums.top, jnp.max(scores, axis=2))
         weights = jnp.exp(scores - top[:, :, None, :])
@@ -233,7 +198,10 @@ def _attend_group(q: Array, view: View, rule: Rule, seq: Array, query_pos: Array
     total = sums.total
     if rule.sinks is not None:
         total += jnp.exp(_fold_sinks(rule.sinks, q.shape, kv_heads) - sums.top)
-    return _unfold(sums.acc / total[..., None], q.shape).astype(q.dtype)
+    out = sums.acc / total[..., None]
+    if rule.mods.score_mod is not None or rule.mods.mask_mod is not None:  # all may be hidden
+        out = jnp.where(sums.top[..., None] > LOWEST, out, 0.0)
+    return _unfold(out, q.shape).astype(q.dtype)
 
 
 def _fold_sinks(sinks: Array, shape: tuple[int, ...], kv_heads: int) -> Array:
@@ -241,15 +209,6 @@ def _fold_sinks(sinks: Array, shape: tuple[int, ...], kv_heads: int) -> Array:
     spread = jnp.broadcast_to(sinks.astype(jnp.float32)[:, None], (*shape[:3], 1))
     folded, _ = _fold(spread, jnp.zeros(shape[:2], jnp.int32), kv_heads)
     return folded[..., 0]
-
-
-def _softmax(scores: Array, sinks: Array | None) -> Array:
-    """Weights of scores [tokens kv_heads group context]; a sink a head takes a share."""
-    if sinks is None:
-        return jax.nn.softmax(scores, axis=-1)
-    sink = sinks.astype(jnp.float32).reshape(1, *scores.shape[1:3], 1)
-    sink = jnp.broadcast_to(sink, (*scores.shape[:3], 1))
-    return jax.nn.softmax(jnp.concatenate([scores, sink], axis=-1), axis=-1)[..., :-1]
 
 
 def _fold(q: Array, query_pos: Array, kv_heads: int) -> tuple[Array, Array]:

@@ -20,6 +20,7 @@ _REFUSED: dict[str, tuple[object, ...]] = {
     "stop_token_ids": ([],),
     "stream": (False,),
     "structured_outputs": (),
+    "taps": (),
 }
 
 

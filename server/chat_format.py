@@ -7,7 +7,7 @@ from paged_jax.outputs import ChoiceDelta, RequestDelta, RequestOutput
 from paged_jax.text.answer_reader import AnswerReader
 from paged_jax.text.reasoning import Part
 from server.call import Call
-from server.formats import ChunkFormat, as_delta, envelope, tells_tokens
+from server.formats import ChunkFormat, as_delta, envelope, tells_tokens, told_captures
 from server.logprobs import chat_logprobs, prompt_logprobs
 from server.wire import Json
 
@@ -25,6 +25,7 @@ class ChatFormat(ChunkFormat):
         """Return the body of an unstreamed answer."""
         call, (output,) = self._call, outputs
         choices = [self._whole_choice(as_delta(output, i)) for i in range(call.params.n)]
+        choices[0] |= told_captures(output)
         body = envelope(call, "chat.completion", choices) | told
         if call.answer.return_token_ids:
             body["prompt_token_ids"] = output.prompt_token_ids

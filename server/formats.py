@@ -3,6 +3,7 @@
 from typing import Protocol
 
 from paged_jax.outputs import ChoiceDelta, PositionLogprobs, RequestDelta, RequestOutput
+from server import taps
 from server.call import Call
 from server.logprobs import CompletionLogprobs, prompt_logprobs
 from server.wire import DONE, Json
@@ -120,7 +121,7 @@ class CompletionFormat(ChunkFormat):
             choice["prompt_token_ids"] = before["prompt_token_ids"]
         if answer.prompt_logprobs is not None and tables is not None:
             choice["prompt_logprobs"] = prompt_logprobs(tables, answer.prompt_logprobs)
-        return choice
+        return choice | told_captures(output)
 
     def _prompt_choice(
         self, number: int, index: int, tables: tuple[PositionLogprobs | None, ...] | None
@@ -163,6 +164,11 @@ def as_delta(output: RequestOutput, index: int) -> ChoiceDelta:
         choice.finish_reason,
         choice.stop_reason,
     )
+
+
+def told_captures(output: RequestOutput) -> Json:
+    """Return the field of the one choice that tells what taps read; none if they read nothing."""
+    return {} if output.captures is None else {"captures": taps.told(output.captures)}
 
 
 def _joined(first: Json | None, second: Json | None) -> Json | None:

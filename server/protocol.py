@@ -20,6 +20,7 @@ from server.schema import Fields, check
 from server.state import ServerState
 from server.structure import form_of
 from server.tables import REQUEST
+from server.taps import check_size, taps_of
 from server.tools import reading_of
 from server.wire import Json
 
@@ -120,6 +121,8 @@ def make_call(
         raise InvalidRequest("return_metrics needs one prompt, not several", "return_metrics")
     for prompt in prompts:
         state.engine.check(prompt.ids, params)
+        longest = min(state.limit, len(prompt.ids) + (params.max_tokens or state.limit))
+        check_size(params.taps, state.engine.config.model, longest)
     own_id: str | None = fields.get("request_id")
     if header_id is not None:
         check(REQUEST["request_id"], header_id, "X-Request-Id")
@@ -187,6 +190,7 @@ def _sampling_params(
         "max_tokens": max_tokens,
         "logprobs": None if answer.is_scoring else answer.logprobs,
         "prompt_logprobs": _larger(answer.prompt_logprobs, echoed_logprobs),
+        "taps": taps_of(fields),
     }
     return SamplingParams(**values)
 

@@ -26,6 +26,7 @@ from server.schema import (
     unoffered,
 )
 from server.structure_table import STRUCTURE
+from server.taps import TAPS
 from server.wire import Json
 
 INT64 = 1 << 63
@@ -221,7 +222,17 @@ def completion_body(limits: Limits) -> Json:
         "suffix": unoffered(""),
         "best_of": integer(1, INT64, "Must equal n."),
     }
-    fields = own | SAMPLING | STRUCTURE | ANSWER | REQUEST | CUTTING | _common(limits) | _UNOFFERED
+    fields = (
+        own
+        | SAMPLING
+        | STRUCTURE
+        | TAPS
+        | ANSWER
+        | REQUEST
+        | CUTTING
+        | _common(limits)
+        | _UNOFFERED
+    )
     return obj(fields, "A completion request.", required=("prompt",))
 
 
@@ -242,7 +253,7 @@ def chat_body(limits: Limits) -> Json:
 
 
 def _common(limits: Limits) -> Json:
-    return {
+    return TAPS | {
         "prompt_logprobs": integer(0, limits.max_logprobs, "For the prompt; not in streams."),
         "truncate_prompt_tokens": truncation(limits),
     }

@@ -13,7 +13,8 @@ from paged_jax.device.cpu import attention as cpu
 from paged_jax.device.cpu import kernels
 from paged_jax.device.derivative import with_derivative
 from paged_jax.device.kv_pool import LayerPool, Scales
-from pallas_kernels import reference
+from pallas_kernels import dense, reference
+from pallas_kernels.pool_view import Mods
 
 AttentionBackend = Literal["auto", "xla", "triton", "mosaic", "cpu"]
 Options = Mapping[str, Array | None]
@@ -35,6 +36,7 @@ def paged_attention(  # noqa: PLR0913
     sinks: Float[Array, " q_heads"] | None = None,
     k_scales: Scales | None = None,
     v_scales: Scales | None = None,
+    mods: Mods | None = None,
     backend: AttentionBackend = "auto",
 ) -> Float[Array, "tokens q_heads head_dim"]:
     """Attend from the packed queries of a step to their sequences' contexts, after `write_kv`.
@@ -44,17 +46,21 @@ def paged_attention(  # noqa: PLR0913
         softcap: scores become tanh(score / softcap) * softcap.
         sinks: a score a query head that adds to the sum its weights are divided by, and no value.
         k_scales: what each key of a one-byte pool is to be multiplied by; v_scales likewise.
+        mods: a user's functions; with them attention runs on "xla".
         backend: "triton" runs on NVIDIA GPUs, "mosaic" on those of the Hopper generation, and
             "cpu" on CPUs with a C++ compiler; shapes that they do not take run on "xla". "auto"
             picks "triton" where there is an NVIDIA GPU, "cpu" where its kernels can be used, and
             never "mosaic", which no GPU has run yet.
     Returns:
-        zeros for padding tokens. Its derivative is that of `reference.paged_attention_dense`.
+        zeros for padding tokens. Its derivative is that of `dense.paged_attention_dense`.
     """
     arrays = (q, k_pool, v_pool, block_tables, query_starts, kv_lens)
-    rule = {"scale": scale, "window": window, "softcap": softcap}
+    rule: dict[str, Any] = {"scale": scale, "window": window, "softcap": softcap}
+    if mods is not None:
+        _say_once(logging.INFO, "attention runs on the back end xla, as it has functions of yours")
+        rule, backend = rule | {"mods": mods}, "xla"
     picked = partial(_attend, _pick() if backend == "auto" else backend, rule)
-    definition = lambda arrays, more: reference.paged_attention_dense(*arrays, **rule, **more)  # noqa: E731
+    definition = lambda arrays, more: dense.paged_attention_dense(*arrays, **rule, **more)  # noqa: E731
     more = {"sinks": sinks, "k_scales": k_scales, "v_scales": v_scales}
     return with_derivative(picked, definition)(arrays, more)
 

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
+from paged_jax.device.taps import TapBatch
 from paged_jax.host.request import Chunk, Sequence
 from paged_jax.pytree import pytree
 
@@ -39,6 +40,7 @@ class StepBatch:
             padding.
         prompt_lens: prompt length of each sequence (length-dependent rotary scaling needs it).
         sample_at: index into `tokens` of each row to be sampled; 0 for padding.
+        taps: what is read and changed in the layers; None if nothing is.
     """
 
     tokens: Int[Array, " tokens"]
@@ -51,6 +53,7 @@ class StepBatch:
     kv_lens: Int[Array, " seqs"]
     prompt_lens: Int[Array, " seqs"]
     sample_at: Int[Array, " rows"]
+    taps: TapBatch | None = None
 
 
 @dataclass(frozen=True)

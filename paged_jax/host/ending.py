@@ -24,13 +24,13 @@ def ending(sequence: Sequence, *, max_len: int) -> tuple[FinishReason | None, in
 
 
 def num_ready(sequence: Sequence, *, max_len: int) -> int:
-    """Return how many missing tokens may be computed now.
+    """Return how many missing tokens may be computed in one step.
 
     None after a pending token that is sure to end the sequence, or that the choices begin with.
     """
     if sequence.num_pending and (sequence.fork_pending or _is_full(sequence, max_len)):
         return 0
-    return sequence.num_missing
+    return min(sequence.num_missing, sequence.request.chunk_limit)
 
 
 def _is_full(sequence: Sequence, max_len: int) -> bool:

@@ -67,7 +67,7 @@ class PrefixCache:
         """Offer the blocks that are full by now, and whose tokens are known, to lookups."""
         first = sequence.num_published
         last = min(sequence.num_computed, sequence.num_tokens) // self._block_size
-        if first == last or not self._pool.prefix_caching:
+        if first == last or not self._pool.prefix_caching or sequence.request.is_tapped:
             return
         hashes = self._hashes(sequence, last)
         for index in range(first, last):
@@ -87,7 +87,7 @@ class PrefixCache:
         All that it computes has been launched, so that nobody writes there again.
         """
         size, end = self._block_size, min(sequence.num_computed, sequence.num_tokens)
-        if not self._is_by_token or end % size == 0:
+        if not self._is_by_token or end % size == 0 or sequence.request.is_tapped:
             return
         self.publish(sequence)
         index = end // size

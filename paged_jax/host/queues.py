@@ -9,6 +9,7 @@ from collections.abc import Sequence as Seq
 
 from paged_jax.host.policies import Policy
 from paged_jax.host.request import Sequence, Status
+from paged_jax.host.taps import MAX_TAPPED
 
 
 class Queues:
@@ -74,12 +75,22 @@ class Queues:
         return self.num_seats_taken + sequence.num_samples <= self._max_seqs
 
     def first_waiting(self) -> Sequence | None:
-        """Sort waiting sequences as the policy has it now; return the first if it has seats."""
+        """Sort waiting sequences as the policy has it now; return the first if it has seats.
+
+        While as many requests with taps run as may, others pass those that wait.
+        """
         if self._policy.is_dynamic:
             for sequence in self.waiting:
                 sequence.rank = (*self._policy.key(sequence), *sequence.rank[-2:])
             self.waiting.sort(key=lambda sequence: sequence.rank)
-        return self.waiting[0] if self.waiting and self.has_seats(self.waiting[0]) else None
+        first = self.waiting[0] if self.waiting else None
+        if first and first.request.is_tapped and self._num_tapped >= MAX_TAPPED:
+            first = next((each for each in self.waiting if not each.request.is_tapped), None)
+        return first if first and self.has_seats(first) else None
+
+    @property
+    def _num_tapped(self) -> int:
+        return sum(sequence.request.is_tapped for sequence in self.running)
 
     def last_running(self) -> Sequence:
         """Return the running sequence that is last in the order of service."""

@@ -4,6 +4,7 @@ A `Request` is immutable. A `Sequence` is one choice of it being generated, the 
 the `Scheduler` owns it. Lengths and positions are in tokens.
 """
 
+import sys
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from typing import NamedTuple
@@ -56,6 +57,17 @@ class Request:
     def n(self) -> int:
         """Number of choices."""
         return self.sampling.n
+
+    @property
+    def is_tapped(self) -> bool:
+        """Whether layers are read or changed for it."""
+        return self.sampling.taps is not None
+
+    @property
+    def chunk_limit(self) -> int:
+        """Most of its tokens that a step may compute."""
+        taps = self.sampling.taps
+        return (taps.chunk_limit if taps else None) or sys.maxsize
 
 
 @dataclass(eq=False)

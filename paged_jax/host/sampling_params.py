@@ -20,6 +20,7 @@ from paged_jax.host.field_checks import (
 from paged_jax.host.invalid_request import InvalidRequest
 from paged_jax.host.pooling import PoolingParams
 from paged_jax.host.structured_outputs import StructuredOutputsParams
+from paged_jax.host.taps import Taps, check_field
 
 MAX_N = 128
 MAX_STOP_STRINGS = 4
@@ -70,6 +71,7 @@ class SamplingParams:
         dry_sequence_breakers: texts whose last token no repetition reaches across.
         beams: the n answers are found by beam search; made by `beam_sampling`.
         pooling: the prompt's embedding is told with the end of the answer.
+        taps: what to read from the layers and to change in them; needs --enable-taps.
     """
 
     n: int = 1
@@ -103,6 +105,7 @@ class SamplingParams:
     dry_sequence_breakers: tuple[str, ...] | list[str] = DEFAULT_BREAKERS
     beams: BeamSearchParams | None = None
     pooling: PoolingParams | None = None
+    taps: Taps | None = None
 
     def __post_init__(self) -> None:
         self._normalise()
@@ -118,6 +121,7 @@ class SamplingParams:
         self._check_parts()
         self._check_masks()
         self._check_bias()
+        check_field(self.taps, self.n)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequest(
                 f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens})",
@@ -243,7 +247,7 @@ class SamplingParams:
     def needs_whole_prompt(self) -> bool:
         """Whether every prompt token is to be computed, so that no cached block may stand in."""
         is_mean = self.pooling is not None and self.pooling.pooling == "mean"
-        return is_mean or self.prompt_logprobs is not None
+        return is_mean or self.prompt_logprobs is not None or self.taps is not None
 
     @cached_property
     def has_penalties(self) -> bool:

@@ -304,10 +304,12 @@ class Scheduler:
         while not plan.is_full and (sequence := self._queues.first_waiting()):
             hits = self._prefix.lookup(sequence)
             is_awaited = sequence in plan.awaited  # preempted while its step is in flight
-            if is_awaited or not self._tables.can_start(sequence, hits):
+            is_cut = plan.budget < self.config.first_chunk
+            if is_awaited or is_cut or not self._tables.can_start(sequence, hits):
                 return
             copy = self._admit(sequence, hits)
-            self._place(sequence, min(sequence.num_missing, plan.budget), plan, copy)
+            length = min(num_ready(sequence, max_len=self._max_len), plan.budget)
+            self._place(sequence, length, plan, copy)
             self._prefix.publish(sequence)
 
     def _admit(self, sequence: Sequence, hits: list[int]) -> BlockCopy | None:

@@ -27,6 +27,7 @@ from paged_jax.models.packed import PackedMatrix, look_up
 from paged_jax.models.params import LayerParams, ModelParams
 from paged_jax.models.rope import Angles, rope_angles, rotate_and_write
 from paged_jax.pytree import pytree
+from pallas_kernels.pool_view import Mods
 
 
 @pytree
@@ -66,15 +67,19 @@ def run_layers(
     first: int = 0,
 ) -> tuple[Float[Array, "tokens embed"], KVPool]:
     """Run consecutive layers of the model, the first of which is layer `first`. Donates: pool."""
-    prompt_lens = jnp.asarray(batch.prompt_lens)[batch.seq_of_token]
-    angles = rope_angles(jnp.asarray(batch.positions), prompt_lens, config)
-    num_tokens = jnp.asarray(batch.query_starts)[-1]
-    context = StepContext(batch=batch, angles=angles, num_tokens=num_tokens)
-    layers = pool.layers()
+    context, layers = step_context(batch, config), pool.layers()
     for index, each in enumerate(weights):
         window = config.window(first + index)
         x, layers[index] = layer(x, layers[index], each, context, config, window)
     return x, KVPool.of(layers)
+
+
+def step_context(batch: StepBatch, config: ModelConfig) -> StepContext:
+    """Return what the layers of a step share."""
+    prompt_lens = jnp.asarray(batch.prompt_lens)[batch.seq_of_token]
+    angles = rope_angles(jnp.asarray(batch.positions), prompt_lens, config)
+    num_tokens = jnp.asarray(batch.query_starts)[-1]
+    return StepContext(batch=batch, angles=angles, num_tokens=num_tokens)
 
 
 @partial(jax.jit, static_argnames=("config", "window"))
@@ -87,16 +92,37 @@ def layer(
     window: int | None,
 ) -> tuple[Float[Array, "tokens embed"], LayerKV]:
     """Run one layer. Jitted on its own so that equal layers are traced and lowered once."""
+    q, kv = open_layer(x, kv, weights, context, config)
+    out = attend(q, kv, context.batch, config, window)
+    return close_layer(x, out, weights, context, config), kv
+
+
+def open_layer(
+    x: Float[Array, "tokens embed"],
+    kv: LayerKV,
+    weights: LayerParams,
+    context: StepContext,
+    config: ModelConfig,
+) -> tuple[Float[Array, "tokens q_heads head_dim"], LayerKV]:
+    """Do what comes before attention: write keys and values, return the rotated queries."""
     h = rms_norm(x, weights.attn_norm, config.norm_eps)
     heads = _heads(h, weights, context, config)
     with jax.named_scope("write_kv"):
-        q, kv = rotate_and_write(kv, heads, context.angles, context.batch.slots)
-    out = _attend(q, kv, context.batch, config, window)
+        return rotate_and_write(kv, heads, context.angles, context.batch.slots)
+
+
+def close_layer(
+    x: Float[Array, "tokens embed"],
+    out: Float[Array, "tokens inner"],
+    weights: LayerParams,
+    context: StepContext,
+    config: ModelConfig,
+) -> Float[Array, "tokens embed"]:
+    """Do what comes behind attention, and add both to the stream."""
     out = linear_to_stream(out, weights.w_o, weights.b_o, num_rows=context.num_tokens)
     x, h = add_rms_norm(x, out, weights.mlp_norm, config.norm_eps)
     with jax.named_scope("mlp"):
-        x = x + gated_mlp(h, weights, num_rows=context.num_tokens)
-    return x, kv
+        return x + gated_mlp(h, weights, num_rows=context.num_tokens)
 
 
 def logits(
@@ -144,8 +170,16 @@ def _heads(
     return q, k, v
 
 
+def mods_of(config: ModelConfig) -> Mods | None:
+    """Return the user's own attention as kernels take it."""
+    mods = config.mods
+    if mods is None:
+        return None
+    return Mods(mods.score_mod, mods.mask_mod, mods.bidirectional)  # type: ignore[arg-type]
+
+
 @jax.named_scope("attention")
-def _attend(
+def attend(
     q: Float[Array, "tokens q_heads head_dim"],
     kv: LayerKV,
     batch: StepBatch,
@@ -164,5 +198,6 @@ def _attend(
         window=window,
         k_scales=kv.k_scales,
         v_scales=kv.v_scales,
+        mods=mods_of(config),
     )
     return out.reshape(q.shape[0], -1)

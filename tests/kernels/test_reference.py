@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels import reference
+from pallas_kernels import dense, reference
 from pallas_kernels.arg_specs import (
     ATTENTION_SPECS,
     AttentionInputs,
@@ -17,6 +17,10 @@ from pallas_kernels.arg_specs import (
 )
 from pallas_kernels.oracle import attention as expected
 
+FUNCTIONS = {
+    "paged_attention": reference.paged_attention,
+    "paged_attention_dense": dense.paged_attention_dense,
+}
 SPECS = {spec.name: spec for spec in ATTENTION_SPECS}
 # float32 sums of a few hundred terms of order 1, in another order.
 FLOAT32_TOLERANCE = 5e-6
@@ -27,7 +31,7 @@ BFLOAT16_TOLERANCE = 2e-2
 @functools.cache
 def jitted(name: str, scale: float, window: int | None, softcap: float | None):
     rule = {"scale": scale, "window": window, "softcap": softcap}
-    return jax.jit(functools.partial(getattr(reference, name), **rule))
+    return jax.jit(functools.partial(FUNCTIONS[name], **rule))
 
 
 def attend(name: str, inputs: AttentionInputs, spec: AttentionSpec, **options) -> np.ndarray:

@@ -14,12 +14,21 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from paged_jax.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from paged_jax.host.block_map import BlockMap, SequenceView
 from paged_jax.host.invalid_request import InvalidRequest
 from paged_jax.host.sampling_params import SamplingParams
 from paged_jax.host.trace import EngineObserver, EngineStats, PoolUsage, RequestRecord
-from paged_jax.outputs import ChoiceDelta, Logprob, PositionLogprobs, RequestDelta, RequestMetrics
+from paged_jax.outputs import (
+    Captures,
+    ChoiceDelta,
+    Logprob,
+    PositionLogprobs,
+    RequestDelta,
+    RequestMetrics,
+)
 from paged_jax.text.chat_template import normalise_messages
 
 END = 256
@@ -166,11 +175,12 @@ class FakeEngine:
         is_finished = all(answer.is_finished for answer in answers)
         cached = (len(first.prompt) - 1) // 16 * 16
         times = RequestMetrics(0.0, 1.0, 3.0, 9.0, first.num_tokens, 1) if is_finished else None
+        captures = first.captures() if is_finished else None
         embedding = None
         if is_finished and first.params.pooling is not None:
             embedding = tuple(float(token) for token in (first.prompt * 8)[:8])
         return RequestDelta(
-            request_id, choices, is_finished, cached, tables, times, embedding=embedding
+            request_id, choices, is_finished, cached, tables, times, captures, embedding=embedding
         )
 
     def _count(
@@ -243,6 +253,19 @@ class _Answer:
     def aborted(self) -> ChoiceDelta:
         self.is_finished = True
         return ChoiceDelta(self._index, "", (), None, "abort")
+
+    def captures(self) -> Captures | None:
+        """The stream is zeros, and every position gives all to the first."""
+        taps = self.params.taps
+        if taps is None or not taps.captures:
+            return None
+        count = len(taps.positions or self.prompt)
+        first = np.eye(1, len(self.prompt), dtype=np.float32)
+        return Captures(
+            tuple(taps.positions or range(count)),
+            {layer: np.zeros((count, 8), np.float32) for layer in taps.residual},
+            {layer: np.repeat(first[None], count, axis=0) for layer in taps.attention},
+        )
 
     def prompt_tables(self) -> tuple[PositionLogprobs | None, ...] | None:
         count = self.params.prompt_logprobs
