@@ -8,7 +8,7 @@ from openai import OpenAI  # noqa: E402
 from pydantic import BaseModel, Field  # noqa: E402
 
 
-class City(BaseModel):
+class City(BaseModel, extra="forbid"):  # or else a small model goes on and on
     name: str = Field(max_length=20)
     is_capital: bool
 
