@@ -6,7 +6,7 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from paged_jax.cluster import handshake
 from paged_jax.cluster.failure import Failure
@@ -152,33 +152,43 @@ def gather(
         TimeoutError: some are not there in time; names them.
         ValueError: one runs something else; says which and what.
     """
-    found: dict[int, tuple[Link, handshake.Hello, bytes]] = {}
-    deadline = time.monotonic() + JOIN_S
-    while len(found) < num_ranks - 1:
-        missing = [rank for rank in range(1, num_ranks) if rank not in found]
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"rank {missing[0]} did not connect within {JOIN_S:g} s")
-        link = _let_in(listener, secret, missing)
-        if link is not None:
-            found[link[0].rank] = link
-    num_blocks = min(hello.num_blocks, *(theirs.num_blocks for _, theirs, _ in found.values()))
+    found = _wait_for_all(listener, secret, num_ranks)
+    num_blocks = min(hello.num_blocks, *(arrival.hello.num_blocks for arrival in found))
     wrong = []
-    for link, theirs, nonce in found.values():
+    for link, theirs, nonce in found:
         index = handshake.difference(hello.digests, theirs.digests)
-        body = handshake.ANSWER.pack(num_blocks, index)
-        handshake.answer(link.connection, secret, nonce, body)
+        handshake.answer(link.connection, secret, nonce, handshake.ANSWER.pack(num_blocks, index))
         if index:
             wrong.append(f"rank {link.rank} runs {handshake.DIFFERENCES[index]}")
     if wrong:
-        for link, _, _ in found.values():
+        for link, _, _ in found:
             link.connection.close()
         raise ValueError(f"{'; '.join(wrong)}: start every rank with the same command")
-    return Leader([link for link, _, _ in found.values()]), num_blocks
+    return Leader([arrival.link for arrival in found]), num_blocks
 
 
-def _let_in(
-    listener: socket.socket, secret: bytes, missing: list[int]
-) -> tuple[Link, handshake.Hello, bytes] | None:
+class Arrival(NamedTuple):
+    """A follower that knows the secret, what it says of itself, and its nonce."""
+
+    link: Link
+    hello: handshake.Hello
+    nonce: bytes
+
+
+def _wait_for_all(listener: socket.socket, secret: bytes, num_ranks: int) -> list[Arrival]:
+    """Return the followers by rank; raises TimeoutError."""
+    found: dict[int, Arrival] = {}
+    deadline = time.monotonic() + JOIN_S
+    while missing := [rank for rank in range(1, num_ranks) if rank not in found]:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"rank {missing[0]} did not connect within {JOIN_S:g} s")
+        arrival = _let_in(listener, secret, missing)
+        if arrival is not None:
+            found[arrival.link.rank] = arrival
+    return [found[rank] for rank in sorted(found)]
+
+
+def _let_in(listener: socket.socket, secret: bytes, missing: list[int]) -> Arrival | None:
     """Take one connection; None if nobody comes for a while, or a stranger does."""
     listener.settimeout(1.0)
     try:
@@ -196,7 +206,7 @@ def _let_in(
         connection.close()
         return None
     connection.settimeout(START_S)
-    return Link(hello.rank, connection), hello, nonce
+    return Arrival(Link(hello.rank, connection), hello, nonce)
 
 
 def _start(run: Any, *arguments: Any) -> None:

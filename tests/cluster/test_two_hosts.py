@@ -26,6 +26,8 @@ OPTIONS = {
 }
 CACHE = str(Path(__file__).parents[2] / ".cache" / "xla")
 END_S = 30
+# Two devices each; compiled sooner, as JAX keeps no programs of several processes on CPUs.
+FLAGS = "--xla_force_host_platform_device_count=2 --xla_backend_optimization_level=0"
 KINDS: list[dict] = [
     {"temperature": 0},
     {"temperature": 0.9, "seed": 3},
@@ -38,10 +40,14 @@ KINDS: list[dict] = [
 
 
 def bodies() -> list[dict]:
-    """A hundred requests of all kinds."""
-    prompts = [[3 + (7 * i + j) % 250 for j in range(3 + i % 20)] for i in range(100)]
+    """A hundred requests of all kinds; every ninth begins with a block that is cached."""
+    common = list(range(50, 67))
+    prompts = [
+        common * (i % 9 == 0) + [3 + (7 * i + j) % 250 for j in range(3 + i % 6)]
+        for i in range(100)
+    ]
     return [
-        {"prompt": prompt, "max_tokens": 4 + i % 5} | KINDS[i % len(KINDS)]
+        {"prompt": prompt, "max_tokens": 2 + i % 4} | KINDS[i % len(KINDS)]
         for i, prompt in enumerate(prompts)
     ]
 
@@ -53,8 +59,7 @@ class TwoHosts:
         flags = [f"--{name.replace('_', '-')}={value}" for name, value in OPTIONS.items()]
         flags += ["--nnodes=2", f"--master-port={ports[1]}", "--tensor-parallel-size=4"]
         command = [sys.executable, "-m", "paged_jax.serve", str(model), f"--port={ports[0]}"]
-        devices = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
-        environment = os.environ | devices | {"JAX_COMPILATION_CACHE_DIR": CACHE}
+        environment = os.environ | {"XLA_FLAGS": FLAGS, "JAX_COMPILATION_CACHE_DIR": CACHE}
         self.ranks = [
             subprocess.Popen(
                 [*command, *flags, f"--node-rank={rank}"],
