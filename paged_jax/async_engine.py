@@ -16,13 +16,14 @@ from functools import partial
 from typing import TypeVar
 
 from paged_jax.cluster.leading_engine import LeadingEngine
-from paged_jax.config import EngineConfig
+from paged_jax.config import EngineConfig, ModelError, OptionError
 from paged_jax.engine import Engine
 from paged_jax.engine_args import EngineArgs
 from paged_jax.host.block_map import BlockMap, block_map, joined
 from paged_jax.host.invalid_request import InvalidRequest
 from paged_jax.host.sampling_params import SamplingParams
 from paged_jax.host.trace import EngineObserver, EngineStats
+from paged_jax.models.params import ModelParams
 from paged_jax.outputs import RequestDelta
 from paged_jax.phases import PhaseClock
 from paged_jax.replicas import Replicas, build, of_schedulers
@@ -163,6 +164,12 @@ class AsyncEngine:
         """Forget all cached prefixes unless a request holds blocks; return whether it was done."""
         return await self._between_steps(self.engine.reset_prefix_cache)
 
+    async def update_params(self, params: ModelParams) -> int:
+        """Replace the parameters between two steps; do and raise as `Engine.update_params`."""
+        if isinstance(self.engine, Replicas):
+            raise OptionError("update_params needs --data-parallel-size 1")
+        return await self._between_steps(partial(self.engine.update_params, params))
+
     async def block_map(self) -> BlockMap:
         """Return the state of the KV pool between two steps; of replicas' pools one by one."""
         return await self._between_steps(lambda: joined(of_schedulers(self.engine, block_map)))
@@ -172,14 +179,17 @@ class AsyncEngine:
         loop = asyncio.get_running_loop()
         done: asyncio.Future[T] = loop.create_future()
 
-        def tell(result: T) -> None:
+        def tell(give: Callable[[], None]) -> None:
             if not done.done():  # else the caller has gone
-                done.set_result(result)
+                give()
 
         def run() -> None:
-            result = work()
+            try:
+                give = partial(done.set_result, work())
+            except (OptionError, ModelError, RuntimeError) as error:  # the caller's
+                give = partial(done.set_exception, error)
             if not loop.is_closed():
-                loop.call_soon_threadsafe(tell, result)
+                loop.call_soon_threadsafe(tell, give)
 
         self._post(run)
         return await done

@@ -47,7 +47,7 @@ class ChunkFormat:
     def closing(self, told: Json) -> list[Json]:
         """Return a chunk with the usage and the times, if they are asked for."""
         if not self._call.answer.include_usage:
-            told = {name: value for name, value in told.items() if name != "usage"}
+            told = {name: value for name, value in told.items() if name == "metrics"}
         return [envelope(self._call, self.chunk_kind, []) | told] if told else []
 
     def failure(self, error: Json) -> list[Json]:

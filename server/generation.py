@@ -182,6 +182,7 @@ class Usage:
     Attributes:
         think_ids: the tokens that open and close a reasoning; None if it is not counted.
         metrics: the request's times, once it has ended, if they are to be told.
+        weights_version: how often the engine's parameters had been replaced.
     """
 
     num_prompt: int
@@ -189,6 +190,7 @@ class Usage:
     is_inside: bool = False
     tells_metrics: bool = False
     metrics: Json | None = None
+    weights_version: int = 0
     num_completion: int = 0
     num_reasoning: int = 0
     num_cached: dict[int, int] = field(default_factory=dict[int, int])
@@ -213,6 +215,7 @@ class Usage:
             if self.think_ids is not None:
                 self._absorb_reasoning(choice, *self.think_ids)
         self.num_cached[number] = delta.num_cached_tokens
+        self.weights_version = delta.weights_version
         if self.tells_metrics and delta.metrics is not None:
             self.metrics = timeline(delta.metrics, num_cached=delta.num_cached_tokens)
 
@@ -238,9 +241,16 @@ class Usage:
         return usage
 
     def told(self) -> Json:
-        """Return the fields that end an answer: `usage`, and `metrics` if they were asked for."""
-        metrics = {} if self.metrics is None else {"metrics": self.metrics}
-        return {"usage": self.json(), **metrics}
+        """Return the fields that end an answer: `usage`, and `metrics` if they were asked for.
+
+        Once parameters have been replaced, `system_fingerprint` says how often.
+        """
+        told: Json = {"usage": self.json()}
+        if self.metrics is not None:
+            told["metrics"] = self.metrics
+        if self.weights_version:
+            told["system_fingerprint"] = f"weights-{self.weights_version}"
+        return told
 
 
 async def collect(state: ServerState, call: Call) -> tuple[list[RequestOutput], Usage]:

@@ -4,11 +4,13 @@ import asyncio
 import random
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
 from paged_jax import LLM, AsyncEngine, InvalidRequest, SamplingParams
 from paged_jax.answers import ChoiceText
+from paged_jax.config import ModelError
 from paged_jax.host.request import TokenDelta
 from paged_jax.outputs import CompletionOutput, RequestOutput
 
@@ -53,6 +55,21 @@ def chosen(choice: CompletionOutput) -> list[float]:
     """The log-probability of each chosen token, rounded as its batch shape makes it."""
     pairs = zip(choice.token_ids, choice.logprobs or [], strict=True)
     return [table[token].logprob for token, table in pairs]
+
+
+def test_parameters_are_replaced_between_steps_and_errors_reach_the_caller(llm, served) -> None:
+    params = llm.engine.params
+
+    async def main() -> tuple[int, int]:
+        version = await served.update_params(params)
+        with pytest.raises(ModelError, match="unembed is missing"):
+            await served.update_params(replace(params, unembed=None))
+        output = await collect(served, SamplingParams(max_tokens=2))
+        return version, output.weights_version
+
+    assert asyncio.run(main()) == (1, 1)
+    assert served.is_healthy
+    llm.engine.weights_version = 0  # the engine is shared
 
 
 def test_many_streams_at_once_each_end_once(served: AsyncEngine) -> None:

@@ -3,6 +3,9 @@
 import pytest
 from served_engine import Served
 
+from paged_jax.outputs import RequestDelta
+from server.generation import Usage
+
 
 def text_of(body, index=0):
     return body["choices"][index]["text"]
@@ -155,3 +158,10 @@ def test_defaults_of_the_model_hold_where_the_request_is_silent(slow: Served):
 def test_unicode_is_sent_as_it_is(served: Served):
     response = served.post("/v1/completions", prompt="é😀", max_tokens=6)
     assert "é😀" in response.text
+
+
+def test_replaced_parameters_show_in_the_fingerprint() -> None:
+    usage = Usage(num_prompt=1)
+    assert "system_fingerprint" not in usage.told()
+    usage.absorb(0, RequestDelta("a", (), finished=True, weights_version=2))
+    assert usage.told()["system_fingerprint"] == "weights-2"
