@@ -1,13 +1,11 @@
 """The engine: owns the parameters, the pool, the scheduler and the programs, and runs one step at a
 time.
 
-Not thread-safe: one thread adds, steps and aborts. One request's fault ends that request; a fault
-of the step itself ends the engine, since the donated pool is gone.
+Not thread-safe: one thread adds, steps and aborts. One request's fault ends that request
+(`live_requests`); a fault of the step itself ends the engine, since the donated pool is gone.
 """
 
-import logging
 import time
-from collections import defaultdict
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
@@ -17,8 +15,6 @@ import jax
 
 from paged_jax.accounts import Accounts
 from paged_jax.admission import check_beams, check_request, make_fork, make_request
-from paged_jax.answers import Answer, LogprobTables
-from paged_jax.beam_answers import BeamSearches
 from paged_jax.compile_counter import CompileCounter
 from paged_jax.config import EngineConfig
 from paged_jax.device.draw_extras import LogitsProcessor
@@ -29,32 +25,24 @@ from paged_jax.device.step_batch import NOTHING_PENDING, pack
 from paged_jax.engine_state import EngineCore, capture, continue_state
 from paged_jax.host.forking import find_choice, first_tokens
 from paged_jax.host.recording import open_scheduler
-from paged_jax.host.request import (
-    Chunk,
-    FinishReason,
-    Request,
-    ScheduledStep,
-    Sequence,
-    TokenDelta,
-)
+from paged_jax.host.request import Chunk, ScheduledStep, Sequence
 from paged_jax.host.sampling_params import SamplingParams
 from paged_jax.host.saved import SnapshotError
+from paged_jax.host.scheduler import Scheduler
 from paged_jax.host.trace import EngineObserver, EngineStats
 from paged_jax.launched import LaunchedStep
+from paged_jax.live_requests import LiveRequests
 from paged_jax.models.params import ModelParams
-from paged_jax.outputs import ChoiceDelta, RequestDelta
+from paged_jax.outputs import RequestDelta
 from paged_jax.programs import Drawn
 from paged_jax.prompt_reading import read_prompts
 from paged_jax.snapshot import read_snapshot, write_snapshot
 from paged_jax.staged_programs import make_programs
 from paged_jax.step import BackboneOutput
-from paged_jax.tap_book import TapBook
 from paged_jax.text.grammar import Grammar
 from paged_jax.text.tokenizer import Tokenizer
 from paged_jax.token_rules import RuleBook, with_breakers
 from paged_jax.weight_update import check_may_update, fitted
-
-logger = logging.getLogger("paged_jax")
 
 
 class Engine:
@@ -63,10 +51,8 @@ class Engine:
     Attributes:
         config: everything resolved.
         tokenizer: the model's.
-        rules: what live requests may draw.
         default_sampling: sampling settings the model's authors recommend.
         startup: seconds of each phase of the start, in order; empty if it was not timed.
-        weights_version: how often the parameters were replaced.
     """
 
     def __init__(
@@ -83,21 +69,17 @@ class Engine:
         self.config, self.tokenizer = config, tokenizer
         self.default_sampling = default_sampling or {}
         self.startup: Mapping[str, float] = {}
-        self.params, self.weights_version = params, 0
+        self.params = params
         self.programs = make_programs(config, logits_processor)
-        self.rules = RuleBook(config.model, tokenizer)
         self.pool = init_pool(config.model, config.cache, self.programs.mesh)
-        self.scheduler = open_scheduler(config)
         self.programs.warm_up(params, self.pool)
         self._compiles = CompileCounter()
         self._in_flight: LaunchedStep | None = None
         self._drawn: Drawn = self.programs.nothing_drawn()
         self._last_end_s = 0.0
-        self._answers: dict[str, Answer] = {}
-        self._beams = BeamSearches(config.model.vocab_limit or config.model.vocab_size)
-        self._taps = TapBook(config.model)
-        self._failed: list[RequestDelta] = []  # not delivered yet
         self._accounts = Accounts()
+        scheduler = open_scheduler(config)
+        self._live = LiveRequests(config.model, tokenizer, scheduler, self._accounts)
 
     def check(self, prompt: Seq[int], params: SamplingParams) -> None:
         """Raise InvalidRequest, naming the field and the limit, if this can never be served.
@@ -144,16 +126,7 @@ class Engine:
         )
         request = with_breakers(request, self.tokenizer)
         self.scheduler.add(request)
-        self._adopt(request, grammar)
-
-    def _adopt(
-        self, request: Request, grammar: Grammar | None, *, begun: tuple[int, ...] = ()
-    ) -> None:
-        """Keep what is to be known of a request while it lives."""
-        self._answers[request.id] = Answer(request, self.tokenizer)
-        self.rules.add(request, grammar, begun=begun)
-        self._beams.add(request)
-        self._taps.add(request)
+        self._live.add(request, grammar)
 
     def fork(
         self,
@@ -181,19 +154,31 @@ class Engine:
         begun = prompt[len(parent.request.prompt) :] if params is None else ()
         request = with_breakers(request, self.tokenizer)
         self.scheduler.fork(request, parent)
-        self._adopt(request, self.rules.compile(request.sampling), begun=tuple(begun))
+        self._live.add(request, self.rules.compile(request.sampling), begun=tuple(begun))
 
     def abort(self, request_id: str) -> RequestDelta | None:
         """End a request in whatever state; return its last delta, None if it has ended already."""
-        answer = self._answers.get(request_id)
-        if answer is None:
-            return None
-        self.scheduler.abort(request_id)
-        missing = [i for i in range(answer.request.n) if i not in answer.finish_reasons]
-        reason = FinishReason.ABORT.value
-        answer.finish_reasons |= dict.fromkeys(missing, reason)
-        choices = [ChoiceDelta(index, "", (), finish_reason=reason) for index in missing]
-        return self._deliver(answer, choices)
+        return self._live.abort(request_id)
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """Decides what each step computes; another may take its place while no request lives."""
+        return self._live.scheduler
+
+    @scheduler.setter
+    def scheduler(self, scheduler: Scheduler) -> None:
+        assert not self.num_live, "a request lives"
+        self._live.scheduler = scheduler
+
+    @property
+    def rules(self) -> RuleBook:
+        """What live requests may draw."""
+        return self._live.rules
+
+    @property
+    def weights_version(self) -> int:
+        """How often the parameters were replaced."""
+        return self._live.weights_version
 
     @property
     def has_work(self) -> bool:
@@ -203,7 +188,7 @@ class Engine:
     @property
     def num_live(self) -> int:
         """Requests that have not ended."""
-        return len(self._answers)
+        return len(self._live.answers)
 
     def snapshot(self, path: str | Path) -> None:
         """Write everything the engine is in the middle of to a new folder, and go on.
@@ -213,7 +198,7 @@ class Engine:
         Raises:
             SnapshotError: `path` exists or cannot be written.
         """
-        write_snapshot(capture(self._core(), self._answers), path)
+        write_snapshot(capture(self._core(), self._live.answers), path)
 
     def restore(self, path: str | Path) -> list[RequestDelta]:
         """Continue what a snapshot of an engine with the same model was in the middle of.
@@ -231,7 +216,8 @@ class Engine:
             raise SnapshotError(
                 f"the engine has {self.num_live} requests: restore into one that has none"
             )
-        self.pool, self._answers, told = continue_state(read_snapshot(path), self._core())
+        state = read_snapshot(path)
+        self.pool, self._live.answers, told = continue_state(state, self._core())
         return told
 
     def _core(self) -> EngineCore:
@@ -246,8 +232,7 @@ class Engine:
         """
         before, self._in_flight = self._in_flight, None
         launched = self._launch(before)
-        deltas = (self._read(before) if before else []) + self._failed
-        self._failed = []
+        deltas = (self._read(before) if before else []) + self._live.take_failed()
         if launched and (launched.needs_reading or not self.config.async_scheduling):
             return deltas + self._read(launched)
         if self.scheduler.has_work:  # otherwise nobody wants what it draws
@@ -271,7 +256,7 @@ class Engine:
         """
         start_s = time.monotonic()
         work = schedule()
-        self._accounts.note_scheduled(work, start_s, self._answers)
+        self._accounts.note_scheduled(work, start_s, self._live.answers)
         if not work.chunks:
             return None
         programs = self.programs
@@ -280,9 +265,9 @@ class Engine:
                 self.pool = programs.run_copies(self.pool, work.copies)
             shape = programs.batch_shape(work.num_tokens)
             batch = pack(work.chunks, shape, self.config.cache.block_size, pending=pending)
-            batch, reads = self._taps.pack(work.chunks, batch)
+            batch, reads = self._live.taps.pack(work.chunks, batch)
             hidden, self.pool = programs.run_backbone(self.params, self.pool, batch, self._drawn)
-            read_prompts(programs, self.params, work.chunks, hidden, self._answers)
+            read_prompts(programs, self.params, work.chunks, hidden, self._live.answers)
             reads = reads and replace(reads, out=hidden.taps)
             launched = LaunchedStep(work, start_s, self._draw(work.chunks, hidden), reads)
         launched.start_copying()
@@ -292,82 +277,21 @@ class Engine:
         drawn = draws(chunks)
         if not drawn:
             return None
-        masks, broken = self.rules.masks(drawn)
-        for key, reason in broken.items():
-            cause = reason.splitlines()[0]  # the rest may hold the answer so far
-            logger.error("Request %s: its grammar cannot be followed: %s", key, cause)
-            self._failed.append(self._fail(self._answers[key], "its grammar became too complex"))
-        rows = self.programs.pack_rows(drawn, masks)
+        rows = self.programs.pack_rows(drawn, self._live.masks(drawn))
         out, self._drawn = self.programs.run_draw(self.params, hidden, rows)
         return out
 
     def _read(self, launched: LaunchedStep) -> list[RequestDelta]:
         """Wait for a step's draws and turn them into the requests' deltas."""
         tokens, tables = launched.read(), launched.logprobs(self.tokenizer)
-        self._taps.absorb(launched.reads)
+        self._live.taps.absorb(launched.reads)
         now_s = time.monotonic()
         drawn = self.scheduler.commit(launched.work, tokens)
-        deltas = self._absorb(drawn, tables, now_s)
+        deltas = self._live.absorb(drawn, tables, now_s)
         start_s = max(launched.start_s, self._last_end_s)
         self._accounts.note_read(launched.work, start_s, len(drawn), self.scheduler)
         self._last_end_s = now_s
         return deltas
-
-    def _absorb(
-        self, drawn: list[TokenDelta], tables: LogprobTables | None, now_s: float
-    ) -> list[RequestDelta]:
-        """Turn drawn tokens into the requests' deltas."""
-        choices: defaultdict[str, list[ChoiceDelta]] = defaultdict(list)
-        failed: list[RequestDelta] = []
-        searching: set[str] = set()
-        for delta in drawn:
-            answer = self._answers.get(delta.sequence.request.id)
-            if answer is None:
-                continue  # another choice of the request failed in this step
-            answer.note_token(delta.sequence, now_s)
-            if self._beams.offer(delta, tables):
-                searching.add(answer.request.id)
-                continue
-            try:
-                choices[answer.request.id].append(self._choice(answer, delta, tables))
-            except Exception as error:
-                logger.exception("Request %s failed", answer.request.id)
-                failed.append(self._fail(answer, type(error).__name__))
-        for key in searching:
-            choices[key] = self._beams.advance(self._answers[key], self.scheduler)
-        alive = [
-            (self._answers[key], told) for key, told in choices.items() if key in self._answers
-        ]
-        return [self._deliver(answer, told) for answer, told in alive if told] + failed
-
-    def _fail(self, answer: Answer, cause: str) -> RequestDelta:
-        """End one request whose answer cannot be made; the others go on."""
-        self.scheduler.abort(answer.request.id)
-        for index in range(answer.request.n):
-            answer.finish_reasons.setdefault(index, FinishReason.ERROR.value)
-        return self._deliver(answer, [], error=f"the request failed: {cause}")
-
-    def _choice(
-        self, answer: Answer, delta: TokenDelta, tables: LogprobTables | None
-    ) -> ChoiceDelta:
-        choice = answer.tell(delta, tables)
-        if choice.finish_reason is not None and delta.finish_reason is None:  # by a stop string
-            self.scheduler.finish(delta.sequence, FinishReason.STOP, choice.stop_reason)
-        return choice
-
-    def _deliver(
-        self, answer: Answer, choices: list[ChoiceDelta], *, error: str | None = None
-    ) -> RequestDelta:
-        delta = answer.delta(choices, error=error, weights_version=self.weights_version)
-        if delta.finished:
-            del self._answers[answer.request.id]
-            self.rules.drop(answer.request.id)
-            self._beams.drop(answer.request.id)
-            delta.captures = self._taps.drop(answer.request.id, answer.num_fed)
-            record = answer.record(time.monotonic())
-            for observer in self._accounts.observers:
-                observer.on_finish(record)
-        return delta
 
     def add_observer(self, observer: EngineObserver) -> None:
         """Tell `observer` of every step and every ended request."""
@@ -396,7 +320,7 @@ class Engine:
         check_may_update(self.config.mesh, self.num_live)
         self.params = fitted(params, self.params, self.config.model)
         assert self.reset_prefix_cache(), "a block is held, but by no request"
-        self.weights_version += 1
+        self._live.weights_version += 1
         return self.weights_version
 
     def close(self) -> None:

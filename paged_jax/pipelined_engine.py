@@ -66,8 +66,8 @@ class PipelinedEngine(Engine):
             self._flying.append(launched)
         is_filling = launched is not None and len(self._flying) < self._num_lanes
         is_read = self._flying and not is_filling
-        deltas = (self._read(self._flying.popleft()) if is_read else []) + self._failed
-        self._failed = []
+        deltas = self._read(self._flying.popleft()) if is_read else []
+        deltas += self._live.take_failed()
         if not self.scheduler.has_work:
             self._flying.clear()  # nobody wants what they draw
         return deltas
