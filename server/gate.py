@@ -7,6 +7,7 @@ import uuid
 from dataclasses import replace
 from hashlib import sha256
 
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.call import Call
@@ -46,6 +47,8 @@ class Gate:
             self._check_host(scope)
             self._check_key(scope)
             await self._app(scope, receive, answer.send)
+        except ClientDisconnect:
+            pass  # it left while its body was read: nobody is there to be answered
         except Exception as error:
             await error_response(error)(scope, receive, answer.send)
         finally:

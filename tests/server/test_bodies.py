@@ -1,6 +1,8 @@
 """Bodies that are not what they should be; errors outside the fields."""
 
 import json
+import socket
+import time
 
 import pytest
 from served_engine import Served
@@ -98,3 +100,18 @@ def test_own_faults_are_500_without_details(slow: Served, caplog):
     slow.engine.check = None  # type: ignore[assignment]
     error = slow.refused(COMPLETIONS, 500, prompt="a")
     assert "NoneType" not in error["message"] and "NoneType" in caplog.text
+
+
+def test_a_client_that_leaves_while_its_body_is_read_is_no_failure(served: Served, caplog):
+    head = "POST /v1/responses HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    address = (served.http.base_url.host, served.http.base_url.port)
+    with socket.create_connection(address) as connection:
+        connection.sendall(f"{head}Content-Length: 100\r\n\r\n{{".encode())
+    counted = 'handler="/v1/responses",method="POST",status="'
+    for _ in range(500):
+        if counted in (text := served.http.get("/metrics").text):
+            break
+        time.sleep(0.01)
+
+    assert counted + '4xx"' in text
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
