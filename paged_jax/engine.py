@@ -168,7 +168,7 @@ class Engine:
     @scheduler.setter
     def scheduler(self, scheduler: Scheduler) -> None:
         assert not self.num_live, "a request lives"
-        self._live.scheduler = scheduler
+        self._live.scheduler, self._in_flight = scheduler, None  # nobody wants what that draws
 
     @property
     def rules(self) -> RuleBook:

@@ -83,7 +83,9 @@ def test_an_engine_that_is_told_to_records_and_the_command_generates_it_again(
 ) -> None:
     path = tmp_path / "run"
     llm = make_llm(record=str(path), num_gpu_blocks_override=20)
-    sampling = SamplingParams(temperature=1.0, max_tokens=30, stop=["e"])
+    to_a_stop = SamplingParams(temperature=1.0, max_tokens=30, stop=["e"])
+    to_the_end = SamplingParams(temperature=1.0, max_tokens=30, ignore_eos=True)
+    sampling = [*[to_the_end] * 4, to_a_stop, to_a_stop]  # four are more than there are blocks for
     llm.generate([[5 + i] * 60 for i in range(6)], sampling, use_tqdm=False)
     flags = (
         "--dtype float32 --max-model-len 256 --max-num-batched-tokens 64 --max-num-seqs 32"

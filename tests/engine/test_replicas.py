@@ -29,7 +29,8 @@ def engines(llm: LLM) -> list[Engine]:
 def pair(engines: list[Engine], monkeypatch) -> Iterator[Replicas]:
     """Two fresh replicas."""
     for engine in engines:
-        monkeypatch.setattr(engine, "_accounts", Accounts())
+        for name, value in vars(Accounts()).items():
+            monkeypatch.setattr(engine._accounts, name, value)
         assert engine.reset_prefix_cache()
     yield Replicas(engines)
     for engine in engines:
