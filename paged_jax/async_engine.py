@@ -166,8 +166,6 @@ class AsyncEngine:
 
     async def update_params(self, params: ModelParams) -> int:
         """Replace the parameters between two steps; do and raise as `Engine.update_params`."""
-        if isinstance(self.engine, Replicas):
-            raise OptionError("update_params needs --data-parallel-size 1")
         return await self._between_steps(partial(self.engine.update_params, params))
 
     async def block_map(self) -> BlockMap:

@@ -9,7 +9,7 @@ from types import TracebackType
 
 from tqdm import tqdm
 
-from paged_jax.config import AttentionMods, OptionError
+from paged_jax.config import AttentionMods
 from paged_jax.device.draw_extras import LogitsProcessor
 from paged_jax.engine import Engine
 from paged_jax.engine_args import EngineArgs
@@ -249,11 +249,8 @@ class LLM:
 
     def update_params(self, params: ModelParams) -> int:
         """Replace the parameters as `Engine.update_params` does; return the new version."""
-        engine = self.engine
-        if isinstance(engine, Replicas):
-            raise OptionError("update_params needs --data-parallel-size 1")
         with self._lock:
-            return engine.update_params(params)
+            return self.engine.update_params(params)
 
     def close(self) -> None:
         """Free the device's memory."""

@@ -16,7 +16,7 @@ from functools import partial, reduce
 from typing import TypeVar
 
 from paged_jax.build import build_engines
-from paged_jax.config import AttentionMods, EngineConfig
+from paged_jax.config import AttentionMods, EngineConfig, OptionError
 from paged_jax.device.draw_extras import LogitsProcessor
 from paged_jax.engine import Engine
 from paged_jax.engine_args import EngineArgs
@@ -25,6 +25,7 @@ from paged_jax.host.invalid_request import InvalidRequest
 from paged_jax.host.sampling_params import SamplingParams
 from paged_jax.host.scheduler import Scheduler
 from paged_jax.host.trace import EngineObserver, EngineStats, PoolUsage
+from paged_jax.models.params import ModelParams
 from paged_jax.outputs import RequestDelta
 from paged_jax.phases import PhaseClock
 from paged_jax.replica import InTurn, Replica
@@ -254,6 +255,10 @@ class Replicas:
         if self._owner:
             return False
         return all(engine.reset_prefix_cache() for engine in self.engines)
+
+    def update_params(self, params: ModelParams) -> int:
+        """Refuse: every replica has parameters of its own."""
+        raise OptionError("update_params needs --data-parallel-size 1")
 
     def close(self) -> None:
         """Free the devices' memory. The replicas are unusable afterwards."""

@@ -89,7 +89,7 @@ def attention_weights(
     places = (query_pos[:, None, None, None], context_pos[None, None, None, :], heads)
     scores = modded(scores, seen, places, rule.mods)
     weights = _softmax(scores, rule.sinks)
-    if rule.mods.mask_mod is not None or rule.mods.score_mod is not None:  # all may be hidden
+    if rule.mods.may_hide_all:
         weights = jnp.where(jnp.max(scores, axis=-1, keepdims=True) > LOWEST, weights, 0.0)
     return weights.reshape(*q.shape[:2], -1)
 

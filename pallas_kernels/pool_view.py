@@ -57,6 +57,11 @@ class Mods(NamedTuple):
     mask_mod: Callable[[Array, Array, Array], Array] | None = None
     bidirectional: int = 0
 
+    @property
+    def may_hide_all(self) -> bool:
+        """Whether a query may be left without any key."""
+        return self.score_mod is not None or self.mask_mod is not None
+
 
 NO_MODS = Mods()
 

@@ -199,7 +199,7 @@ def _attend_group(q: Array, view: View, rule: Rule, seq: Array, query_pos: Array
     if rule.sinks is not None:
         total += jnp.exp(_fold_sinks(rule.sinks, q.shape, kv_heads) - sums.top)
     out = sums.acc / total[..., None]
-    if rule.mods.score_mod is not None or rule.mods.mask_mod is not None:  # all may be hidden
+    if rule.mods.may_hide_all:
         out = jnp.where(sums.top[..., None] > LOWEST, out, 0.0)
     return _unfold(out, q.shape).astype(q.dtype)
 

@@ -36,7 +36,7 @@ MAX_PROMPTS = 1024
 MAX_NAME_LEN = 128
 MAX_TOOLS = 128
 PRINTABLE = "^[!-~]+$"
-MAXTOKENIZE_LEN = 1 << 22  # characters
+MAX_TOKENIZE_LEN = 1 << 22  # characters
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 
@@ -222,17 +222,7 @@ def completion_body(limits: Limits) -> Json:
         "suffix": unoffered(""),
         "best_of": integer(1, INT64, "Must equal n."),
     }
-    fields = (
-        own
-        | SAMPLING
-        | STRUCTURE
-        | TAPS
-        | ANSWER
-        | REQUEST
-        | CUTTING
-        | _common(limits)
-        | _UNOFFERED
-    )
+    fields = own | SAMPLING | STRUCTURE | ANSWER | REQUEST | CUTTING | _common(limits) | _UNOFFERED
     return obj(fields, "A completion request.", required=("prompt",))
 
 
@@ -268,7 +258,7 @@ def truncation(limits: Limits) -> Json:
 def tokenize_body(_limits: Limits) -> Json:
     """Describe the body of /tokenize."""
     own = {
-        "prompt": string("A text.", high=MAXTOKENIZE_LEN),
+        "prompt": string("A text.", high=MAX_TOKENIZE_LEN),
         "add_special_tokens": {"type": "boolean", "description": "True, but false for messages."},
         "return_token_strs": boolean(False, "List the text of each token."),
         "model": _MODEL,

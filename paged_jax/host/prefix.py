@@ -67,7 +67,7 @@ class PrefixCache:
         """Offer the blocks that are full by now, and whose tokens are known, to lookups."""
         first = sequence.num_published
         last = min(sequence.num_computed, sequence.num_tokens) // self._block_size
-        if first == last or not self._pool.prefix_caching or sequence.request.is_tapped:
+        if first == last or not self._offers(sequence):
             return
         hashes = self._hashes(sequence, last)
         for index in range(first, last):
@@ -81,13 +81,17 @@ class PrefixCache:
         """Whether cached blocks may stand in for what the sequence would compute."""
         return self._pool.prefix_caching and not sequence.request.sampling.needs_whole_prompt
 
+    def _offers(self, sequence: Sequence) -> bool:
+        """Whether others may go on from what the sequence computes."""
+        return self._pool.prefix_caching and not sequence.request.is_tapped
+
     def publish_rest(self, sequence: Sequence) -> None:
         """Offer what an ending sequence leaves in its last block to be found by its first tokens.
 
         All that it computes has been launched, so that nobody writes there again.
         """
         size, end = self._block_size, min(sequence.num_computed, sequence.num_tokens)
-        if not self._is_by_token or end % size == 0 or sequence.request.is_tapped:
+        if not self._is_by_token or end % size == 0 or not self._offers(sequence):
             return
         self.publish(sequence)
         index = end // size

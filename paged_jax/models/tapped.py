@@ -33,7 +33,7 @@ from paged_jax.models.transformer import (
 )
 from paged_jax.pytree import pytree
 from pallas_kernels.dense import attention_weights
-from pallas_kernels.pool_view import NO_MODS, Rule, View, owner
+from pallas_kernels.pool_view import NO_MODS, Rule, View
 
 
 @pytree
@@ -123,5 +123,5 @@ def _weights_of(
     """Return the attention weights of one packed token."""
     tables, starts, lens = map(jnp.asarray, (batch.block_tables, batch.query_starts, batch.kv_lens))
     view = View(kv.k, kv.v, tables, starts, lens, kv.k_scales, kv.v_scales)
-    seq, position = owner(view, q.shape[0])
-    return attention_weights(q[row][None], view, rule, seq[row][None], position[row][None])[0]
+    seq, position = (jnp.asarray(of)[row][None] for of in (batch.seq_of_token, batch.positions))
+    return attention_weights(q[row][None], view, rule, seq, position)[0]

@@ -5,20 +5,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from small_options import SMALL
 from tiny import make_tiny_folder
 
 from paged_jax import LLM
 from paged_jax.models.params import ModelParams
 from paged_jax.weights.load import load_params, read_config
 from paged_jax.weights.source import resolve_model
-
-SMALL: dict[str, object] = {
-    "dtype": "float32",
-    "max_model_len": 256,
-    "max_num_batched_tokens": 64,
-    "max_num_seqs": 32,
-    "kv_cache_memory": 8 << 20,
-}
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from conftest import SMALL
+from small_options import SMALL
 from tiny import make_tiny_folder
 
 from paged_jax import LLM, SamplingParams, score

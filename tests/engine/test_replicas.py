@@ -8,6 +8,7 @@ import pytest
 
 from paged_jax import LLM, AsyncEngine, InvalidRequest, SamplingParams
 from paged_jax.accounts import Accounts
+from paged_jax.config import OptionError
 from paged_jax.engine import Engine
 from paged_jax.host.trace import RequestRecord, StepRecord
 from paged_jax.outputs import RequestDelta
@@ -191,3 +192,9 @@ def test_observers_see_every_replica(pair) -> None:
         pair.add(PROMPTS[0], GREEDY, request_id=name)
     run(pair)
     assert (log.steps, log.ended) == (24, {"a", "b"})
+
+
+def test_parameters_of_replicas_are_not_replaced(pair, served) -> None:
+    with pytest.raises(OptionError, match="--data-parallel-size 1"):
+        asyncio.run(served.update_params(pair.engines[0].params))
+    assert served.is_healthy

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import SMALL
+from small_options import SMALL
 from tiny import make_tiny_folder
 
 from paged_jax import LLM, SamplingParams
