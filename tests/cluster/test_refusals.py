@@ -4,8 +4,8 @@ import pytest
 
 from paged_jax import LLM
 from paged_jax.cluster.leading_engine import LeadingEngine
-from paged_jax.cluster.start import start_distributed
 from paged_jax.config import OptionError
+from paged_jax.distributed import start_distributed
 from paged_jax.engine_args import EngineArgs
 from paged_jax.host.saved import SnapshotError
 

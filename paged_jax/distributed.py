@@ -1,7 +1,6 @@
-"""Joins the processes of several hosts: JAX's own coordination, and the port of the plans."""
+"""Joins the processes of several hosts by JAX's own coordination."""
 
 import atexit
-import socket
 
 import jax
 
@@ -44,21 +43,3 @@ def start_distributed(args: EngineArgs) -> None:
             f"--tensor-parallel-size {args.tensor_parallel_size} must be all {jax.device_count()} "
             f"devices of the {args.nnodes} hosts: choose that, or show JAX fewer devices"
         )
-
-
-def address_of(args: EngineArgs) -> tuple[str, int]:
-    """Return where rank 0 listens for its followers: the port after the coordinator's."""
-    return args.master_addr, args.master_port + 1
-
-
-def listen(args: EngineArgs) -> socket.socket:
-    """Return the socket that followers connect to.
-
-    Raises:
-        OSError: the address cannot be had; names it.
-    """
-    try:
-        return socket.create_server(address_of(args))
-    except OSError as error:
-        host, port = address_of(args)
-        raise OSError(f"cannot listen on {host} port {port}: {error.strerror}") from error
