@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from paged_jax.async_engine import AsyncEngine
-    from paged_jax.engine import Engine
+    from paged_jax.compiled.step import engine_step
+    from paged_jax.engine.engine import Engine
     from paged_jax.engine_args import EngineArgs
     from paged_jax.host.beams import BeamSearchParams
     from paged_jax.host.invalid_request import InvalidRequest
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from paged_jax.llm import LLM
     from paged_jax.outputs import Captures, CompletionOutput, Logprob, RequestOutput
     from paged_jax.scoring import Scores, log_probabilities, score
-    from paged_jax.step import engine_step
 
 try:
     __version__ = version("paged_jax")
@@ -38,7 +38,7 @@ _HOMES = {
     "BeamSearchParams": "paged_jax.host.beams",
     "Captures": "paged_jax.outputs",
     "CompletionOutput": "paged_jax.outputs",
-    "Engine": "paged_jax.engine",
+    "Engine": "paged_jax.engine.engine",
     "EngineArgs": "paged_jax.engine_args",
     "InvalidRequest": "paged_jax.host.invalid_request",
     "LLM": "paged_jax.llm",
@@ -52,7 +52,7 @@ _HOMES = {
     "StructuredOutputsParams": "paged_jax.host.structured_outputs",
     "Taps": "paged_jax.host.taps",
     "ZeroHead": "paged_jax.host.taps",
-    "engine_step": "paged_jax.step",
+    "engine_step": "paged_jax.compiled.step",
     "log_probabilities": "paged_jax.scoring",
     "score": "paged_jax.scoring",
 }

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from paged_jax.cluster.leading_engine import LeadingEngine
 from paged_jax.config import EngineConfig, ModelError, OptionError
-from paged_jax.engine import Engine
+from paged_jax.engine.engine import Engine
 from paged_jax.engine_args import EngineArgs
 from paged_jax.host.block_map import BlockMap, block_map, joined
 from paged_jax.host.invalid_request import InvalidRequest

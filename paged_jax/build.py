@@ -14,13 +14,13 @@ from paged_jax.cluster.listening import listen
 from paged_jax.config import AttentionMods, EngineConfig, OptionError
 from paged_jax.device.draw_extras import LogitsProcessor
 from paged_jax.device.sharding import copied_to_replica
-from paged_jax.engine import Engine
+from paged_jax.engine.engine import Engine
+from paged_jax.engine.memory import check_model_len
+from paged_jax.engine.pipelined_engine import PipelinedEngine
+from paged_jax.engine.preparation import Parts, prepare
+from paged_jax.engine.resolved import check_hosts, with_blocks
 from paged_jax.engine_args import EngineArgs
-from paged_jax.memory import check_model_len
 from paged_jax.phases import PhaseClock
-from paged_jax.pipelined_engine import PipelinedEngine
-from paged_jax.preparation import Parts, prepare
-from paged_jax.resolved import check_hosts, with_blocks
 from paged_jax.weights.load import default_sampling
 
 logger = logging.getLogger("paged_jax")

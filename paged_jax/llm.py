@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 from paged_jax.config import AttentionMods
 from paged_jax.device.draw_extras import LogitsProcessor
-from paged_jax.engine import Engine
+from paged_jax.engine.engine import Engine
 from paged_jax.engine_args import EngineArgs
 from paged_jax.host.beams import BeamSearchParams
 from paged_jax.host.invalid_request import InvalidRequest

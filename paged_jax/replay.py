@@ -20,7 +20,7 @@ from paged_jax.host.recording import request_from_json
 from paged_jax.host.replay import Recording, Replay, ReplayError
 
 if TYPE_CHECKING:
-    from paged_jax.engine import Engine
+    from paged_jax.engine.engine import Engine
 
 Outputs = dict[tuple[str, int], list[int]]
 

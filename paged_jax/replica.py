@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
-from paged_jax.engine import Engine
+from paged_jax.engine.engine import Engine
 from paged_jax.host.trace import EngineObserver, EngineStats, RequestRecord, StepRecord
 from paged_jax.outputs import RequestDelta
 

@@ -18,7 +18,8 @@ from typing import TypeVar
 from paged_jax.build import build_engines
 from paged_jax.config import AttentionMods, EngineConfig, OptionError
 from paged_jax.device.draw_extras import LogitsProcessor
-from paged_jax.engine import Engine
+from paged_jax.engine.engine import Engine
+from paged_jax.engine.token_rules import RuleBook
 from paged_jax.engine_args import EngineArgs
 from paged_jax.host.blocks import hash_blocks
 from paged_jax.host.invalid_request import InvalidRequest
@@ -31,7 +32,6 @@ from paged_jax.phases import PhaseClock
 from paged_jax.replica import InTurn, Replica
 from paged_jax.text.grammar import Grammar
 from paged_jax.text.tokenizer import Tokenizer
-from paged_jax.token_rules import RuleBook
 
 logger = logging.getLogger("paged_jax")
 

@@ -14,13 +14,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paged_jax.admission import depends_on_length
 from paged_jax.config import CacheConfig, EngineConfig, ModelConfig, OptionError
 from paged_jax.device.kv_pool import KVPool, pool_dtype, pool_struct
 from paged_jax.device.logprobs import token_logprobs
 from paged_jax.device.sampling import ROW_TILE
 from paged_jax.device.step_batch import BatchShape, StepBatch, one_query_each, pack
-from paged_jax.engine import Engine
+from paged_jax.engine.admission import depends_on_length
+from paged_jax.engine.engine import Engine
 from paged_jax.host.invalid_request import InvalidRequest
 from paged_jax.host.request import Chunk, Request, Sequence
 from paged_jax.host.sampling_params import SamplingParams

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from mixed_load import make_load
 
-from paged_jax.engine import Engine
+from paged_jax.engine.engine import Engine
 from paged_jax.outputs import CompletionOutput, RequestDelta
 
 Seen = dict[tuple[str, int], CompletionOutput]  # by request and choice

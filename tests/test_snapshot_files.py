@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from paged_jax.engine.snapshot import EngineState, read_snapshot, write_snapshot
 from paged_jax.host.saved import SnapshotError
-from paged_jax.snapshot import EngineState, read_snapshot, write_snapshot
 
 FACTS = {"requests": [{"id": "a", "prompt": [1, 2]}], "name": "\ud800 é"}
 

@@ -10,7 +10,7 @@ from paged_jax.bench.datasets import BenchRequest
 from paged_jax.bench.machine import peak_rss_bytes
 from paged_jax.bench.metrics import Figures, Outcome
 from paged_jax.build import build_engine
-from paged_jax.engine import Engine
+from paged_jax.engine.engine import Engine
 from paged_jax.engine_args import EngineArgs
 from paged_jax.host.invalid_request import InvalidRequest
 from paged_jax.host.sampling_params import SamplingParams

@@ -21,7 +21,7 @@ from paged_jax.bench.cases import Accuracy, Case, LeftOut, Measurement
 from paged_jax.bench.machine import commit
 from paged_jax.bench.resource_table import align
 from paged_jax.bench.sizes import FULL, REHEARSAL, Sizes
-from paged_jax.compile_counter import use_compilation_cache
+from paged_jax.compiled.compile_counter import use_compilation_cache
 
 Record = Mapping[str, str | int | float | bool]
 

@@ -4,15 +4,15 @@ from typing import Any
 
 import numpy as np
 
+from paged_jax.compiled.programs import Drawn, Programs
+from paged_jax.compiled.step import BackboneOutput
 from paged_jax.config import EngineConfig
 from paged_jax.device.kv_pool import KVPool
 from paged_jax.device.logprobs import SampleOutput
 from paged_jax.device.sampling_rows import SamplingRows
 from paged_jax.device.step_batch import StepBatch
-from paged_jax.engine import Engine
+from paged_jax.engine.engine import Engine
 from paged_jax.models.params import ModelParams, abstract_params
-from paged_jax.programs import Drawn, Programs
-from paged_jax.step import BackboneOutput
 from paged_jax.text.tokenizer import Tokenizer
 
 

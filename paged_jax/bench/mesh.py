@@ -30,7 +30,7 @@ from paged_jax.host.sampling_params import SamplingParams
 from paged_jax.host.trace import RequestRecord, StepRecord
 
 if TYPE_CHECKING:
-    from paged_jax.engine import Engine
+    from paged_jax.engine.engine import Engine
     from paged_jax.replicas import Replicas
 
 MIB = 1 << 20

@@ -6,7 +6,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from paged_jax.engine import Engine
+    from paged_jax.engine.engine import Engine
 
 CELL, LABEL, LINE = 34, 110, 14  # widths and height in the picture, in pixels
 

@@ -19,7 +19,7 @@ from paged_jax.config import OptionError
 from paged_jax.flags import add_engine_flags, read_engine_args
 
 if TYPE_CHECKING:
-    from paged_jax.engine import Engine
+    from paged_jax.engine.engine import Engine
 
 MIB = 1 << 20
 HEAD = ("program", "compile", "arguments", "in place", "temporary", "products", "moved", "least")

@@ -33,7 +33,7 @@ from paged_jax.host.summary import Summary, summarise
 from paged_jax.host.trace import RequestRecord, StepRecord
 
 if TYPE_CHECKING:
-    from paged_jax.engine import Engine
+    from paged_jax.engine.engine import Engine
 
 GOOD_FIT = 0.1  # root mean squared relative error
 LOAD = 0.7  # of the rate at which W3 was done, for the Poisson run

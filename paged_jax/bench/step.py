@@ -25,7 +25,7 @@ from paged_jax.flags import add_engine_flags, read_engine_args
 from paged_jax.host.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from paged_jax.engine import Engine
+    from paged_jax.engine.engine import Engine
 
 NAMES = count()
 

@@ -18,12 +18,12 @@ from paged_jax.bench.cases import Case, Measurement
 from paged_jax.bench.models import num_layer_weights
 from paged_jax.bench.sizes import Queries, Sizes
 from paged_jax.bench.timing import Effort, measure
+from paged_jax.compiled.step import StepInput, engine_step
 from paged_jax.config import CacheConfig, ModelConfig
 from paged_jax.device.kv_pool import KVPool, block_bytes, init_pool
 from paged_jax.device.sampling_rows import RowShape, pack_rows
 from paged_jax.device.step_batch import BatchShape, StepBatch, empty_batch
 from paged_jax.models.params import ModelParams
-from paged_jax.step import StepInput, engine_step
 
 BLOCK_SIZE = 16
 BIASES = 8

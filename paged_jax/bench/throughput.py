@@ -191,7 +191,7 @@ def encoder_of(options: argparse.Namespace, model: str | None) -> Encoder | None
     """Return the model's tokenizer where the data set needs one."""
     if options.dataset_name != "sharegpt":
         return None
-    from paged_jax.preparation import load_tokenizer
+    from paged_jax.engine.preparation import load_tokenizer
     from paged_jax.weights.source import resolve_model
 
     return load_tokenizer(resolve_model(model, with_weights=False), may_lack=False)

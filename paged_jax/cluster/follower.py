@@ -14,14 +14,14 @@ from paged_jax.cluster.failure import Failure
 from paged_jax.cluster.leader import HELLO_S, JOIN_S, PULSE_S, SILENCE_S
 from paged_jax.cluster.listening import address_of
 from paged_jax.cluster.plans import END, HEADER, MAGIC, PULSE, BadMessage, Plans, read_header
+from paged_jax.compiled.programs import Drawn, ProgramKey, Programs
+from paged_jax.compiled.step import BackboneOutput
 from paged_jax.config import EngineConfig
 from paged_jax.device.kv_pool import init_pool
+from paged_jax.engine.preparation import Parts, prepare
+from paged_jax.engine.resolved import with_blocks
 from paged_jax.engine_args import EngineArgs
 from paged_jax.models.params import ModelParams
-from paged_jax.preparation import Parts, prepare
-from paged_jax.programs import Drawn, ProgramKey, Programs
-from paged_jax.resolved import with_blocks
-from paged_jax.step import BackboneOutput
 
 logger = logging.getLogger("paged_jax")
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from paged_jax.cluster import handshake
 from paged_jax.cluster.failure import Failure
 from paged_jax.cluster.plans import END, HEADER, MAGIC, PULSE, BadMessage, Plans, read_header
-from paged_jax.programs import ProgramKey, Programs
+from paged_jax.compiled.programs import ProgramKey, Programs
 
 logger = logging.getLogger("paged_jax")
 
@@ -101,7 +101,7 @@ class Leader:
         try:
             link.send(message)
         except OSError as error:
-            self.failure.report(f"rank {link.rank} cannot be reached: {error}")
+            self.failure.report(f"rank {link.rank} is lost: {error}")
 
     def _listen(self, link: Link) -> None:
         """Take in a follower's pulses; their absence is a failure."""

@@ -6,7 +6,7 @@ import jax
 
 from paged_jax.cluster.leader import Leader
 from paged_jax.config import EngineConfig
-from paged_jax.engine import Engine
+from paged_jax.engine.engine import Engine
 from paged_jax.host.saved import SnapshotError
 from paged_jax.models.params import ModelParams
 from paged_jax.outputs import RequestDelta

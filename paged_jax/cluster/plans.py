@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from paged_jax.compiled.programs import ProgramKey, Programs
 from paged_jax.device.step_batch import empty_batch
-from paged_jax.programs import ProgramKey, Programs
 
 HEADER = struct.Struct("!4sIQQ")  # magic, kind, number, bytes that follow
 PRESENT = struct.Struct("!Q")  # bit i: array i follows

@@ -8,9 +8,9 @@ import pytest
 from tiny import tiny_model_config
 
 from paged_jax.cluster.plans import END, HEADER, MAGIC, PULSE, BadMessage, Plans, read_header
+from paged_jax.compiled.programs import Programs
 from paged_jax.config import CacheConfig, EngineConfig, SchedulerConfig
 from paged_jax.device.step_batch import empty_batch
-from paged_jax.programs import Programs
 
 CONFIG = EngineConfig(tiny_model_config(), CacheConfig(9), SchedulerConfig(4, 8, 64))
 MESH = "what lies on the devices"

@@ -13,8 +13,8 @@ from tiny import tiny_model_config
 from paged_jax.cluster import handshake, leader
 from paged_jax.cluster.failure import Failure
 from paged_jax.cluster.plans import END, HEADER, MAGIC, PULSE
+from paged_jax.compiled.programs import Programs
 from paged_jax.config import CacheConfig, EngineConfig, SchedulerConfig
-from paged_jax.programs import Programs
 
 CONFIG = EngineConfig(tiny_model_config(), CacheConfig(9), SchedulerConfig(4, 8, 64))
 HELLO = handshake.Hello(0, 9, handshake.digests_of(CONFIG, [jnp.ones(3)]))
@@ -65,6 +65,11 @@ def pair(quick) -> Iterator[Pair]:
 def test_a_closed_connection_is_a_lost_rank(pair, quick) -> None:
     pair.theirs.close()
     assert pair.leader.failure.wait(5) and quick[0].startswith("rank 1 is lost")
+
+
+def test_a_connection_that_takes_nothing_is_a_lost_rank(pair, quick) -> None:
+    pair.mine.shutdown(socket.SHUT_WR)
+    assert pair.leader.failure.wait(5) and quick[0] == "rank 1 is lost: [Errno 32] Broken pipe"
 
 
 def test_a_rank_without_a_pulse_is_stuck(pair, quick) -> None:

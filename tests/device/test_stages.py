@@ -9,7 +9,7 @@ from tiny import tiny_model_config
 from paged_jax.config import MeshShape, OptionError
 from paged_jax.device.sharding import AXES, make_mesh
 from paged_jax.device.stages import Stage, cut_into_stages
-from paged_jax.resolved import check_stages
+from paged_jax.engine.resolved import check_stages
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from paged_jax import LLM, AsyncEngine, InvalidRequest, SamplingParams
-from paged_jax.answers import ChoiceText
 from paged_jax.config import ModelError
+from paged_jax.engine.answers import ChoiceText
 from paged_jax.host.request import TokenDelta
 from paged_jax.outputs import CompletionOutput, RequestOutput
 

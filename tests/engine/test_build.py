@@ -10,8 +10,8 @@ from tiny import make_tiny_folder
 
 from paged_jax import LLM, SamplingParams
 from paged_jax.config import OptionError
+from paged_jax.engine.memory import check_model_len, plan_memory
 from paged_jax.engine_args import EngineArgs
-from paged_jax.memory import check_model_len, plan_memory
 
 PROMPT = [3 + index for index in range(20)]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)

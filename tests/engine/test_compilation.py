@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from paged_jax import LLM, SamplingParams
-from paged_jax.compile_counter import CompileCounter
+from paged_jax.compiled.compile_counter import CompileCounter
+from paged_jax.compiled.programs import Programs
 from paged_jax.device.kv_pool import KVPool, pool_struct
-from paged_jax.programs import Programs
 
 
 def make_mixed_load(count: int) -> tuple[list[list[int]], list[SamplingParams]]:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from paged_jax import LLM, InvalidRequest, SamplingParams
-from paged_jax.engine import Engine
+from paged_jax.engine.engine import Engine
 
 PROMPT = [3 + (11 * index) % 240 for index in range(37)]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from paged_jax import LLM, AsyncEngine, InvalidRequest, SamplingParams
-from paged_jax.accounts import Accounts
 from paged_jax.config import OptionError
-from paged_jax.engine import Engine
+from paged_jax.engine.accounts import Accounts
+from paged_jax.engine.engine import Engine
 from paged_jax.host.trace import RequestRecord, StepRecord
 from paged_jax.outputs import RequestDelta
 from paged_jax.replicas import Replicas

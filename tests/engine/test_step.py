@@ -7,13 +7,13 @@ import numpy as np
 from tiny import greedy, make_params, tiny_model_config
 
 from paged_jax import engine_step
+from paged_jax.compiled.step import StepInput
 from paged_jax.config import CacheConfig
 from paged_jax.device.kv_pool import init_pool
 from paged_jax.device.sampling_rows import RowShape, draws, pack_rows
 from paged_jax.device.step_batch import BatchShape, pack
 from paged_jax.host.request import Chunk, Request, Sequence
 from paged_jax.host.sampling_params import SamplingParams
-from paged_jax.step import StepInput
 
 BLOCK_SIZE = 4
 PROMPT = tuple(range(5, 16))

@@ -20,13 +20,13 @@ from paged_jax import (
     Taps,
     ZeroHead,
 )
-from paged_jax.admission import check_request
 from paged_jax.config import OptionError
+from paged_jax.engine.admission import check_request
+from paged_jax.engine.resolved import mesh_shape
 from paged_jax.engine_args import EngineArgs
 from paged_jax.host.taps import MAX_TAPPED
 from paged_jax.models.params import ModelParams
 from paged_jax.outputs import Captures, RequestOutput
-from paged_jax.resolved import mesh_shape
 
 ATOL = 1e-4  # float32 against float64; the stream's numbers are of size 10
 ALL = Taps(residual=(0, 1, 2), attention=(0, 1))

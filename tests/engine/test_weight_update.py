@@ -13,8 +13,8 @@ from tiny import make_tiny_folder
 
 from paged_jax import LLM, SamplingParams
 from paged_jax.config import ModelError
+from paged_jax.engine.weight_update import fitted
 from paged_jax.models.params import ModelParams
-from paged_jax.weight_update import fitted
 from paged_jax.weights.load import load_params, read_config
 from paged_jax.weights.source import resolve_model
 

@@ -9,6 +9,8 @@ from jax.sharding import PartitionSpec as P
 
 from paged_jax.bench.gpu_compile import Program, gpu_mesh
 from paged_jax.bench.models import LLAMA_3_1_8B
+from paged_jax.compiled.staged_step import stage_backbone, stage_params
+from paged_jax.compiled.step import StepInput, backbone, draw, engine_step
 from paged_jax.config import CacheConfig
 from paged_jax.device.kv_pool import pool_struct
 from paged_jax.device.sampling_rows import RowShape, pack_rows
@@ -16,8 +18,6 @@ from paged_jax.device.sharding import POOL, REPLICATED, RULES, TENSOR
 from paged_jax.device.step_batch import BatchShape, empty_batch
 from paged_jax.models.layout import AXES
 from paged_jax.models.params import abstract_params
-from paged_jax.staged_step import stage_backbone, stage_params
-from paged_jax.step import StepInput, backbone, draw, engine_step
 
 WATCHED = ("paged_", "quant_matmul")
 BATCH, MAX_BLOCKS = 32, 256

@@ -8,7 +8,8 @@ import jax
 import pytest
 from tiny import make_tiny_folder
 
-from paged_jax import LLM, programs
+from paged_jax import LLM
+from paged_jax.compiled import programs
 
 NUM_DEVICES = 8
 SMALL: dict[str, object] = {

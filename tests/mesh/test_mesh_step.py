@@ -10,6 +10,8 @@ import pytest
 from drive import make_sequences
 from tiny import tiny_model_config
 
+from paged_jax.compiled.staged_programs import StagedPrograms
+from paged_jax.compiled.step import backbone
 from paged_jax.config import (
     CacheConfig,
     EngineConfig,
@@ -23,8 +25,6 @@ from paged_jax.device.sharding import POOL, REPLICATED, device_bytes_of, jit_on,
 from paged_jax.device.step_batch import BatchShape, pack
 from paged_jax.host.request import Chunk
 from paged_jax.models.layout import WeightLayout, divided, with_own_head
-from paged_jax.staged_programs import StagedPrograms
-from paged_jax.step import backbone
 from paged_jax.weights.dummy import dummy_params
 
 BLOCK_SIZE = 4

@@ -11,10 +11,10 @@ from loading import LoadedModel, load_model
 from tiny import make_tiny_folder, make_tiny_gguf, oracle_logits, tiny_model_config
 
 from paged_jax.config import CacheConfig, EngineConfig, OptionError, Quantisation, SchedulerConfig
+from paged_jax.engine.preparation import size_pool
 from paged_jax.engine_args import EngineArgs
 from paged_jax.models.params import ModelParams
 from paged_jax.models.quantised import dequantise, is_quantised
-from paged_jax.preparation import size_pool
 from paged_jax.weights.dummy import dummy_params
 from paged_jax.weights.int8 import quantise
 from paged_jax.weights.source import ModelSource

@@ -5,6 +5,7 @@ from dataclasses import replace
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from paged_jax.compiled.step import BackboneOutput
 from paged_jax.config import ModelConfig
 from paged_jax.device.kv_pool import KVPool
 from paged_jax.device.step_batch import StepBatch
@@ -12,7 +13,6 @@ from paged_jax.models.layers import rms_norm
 from paged_jax.models.packed import look_up
 from paged_jax.models.params import ModelParams
 from paged_jax.models.transformer import run_layers
-from paged_jax.step import BackboneOutput
 
 
 def stage_params(params: ModelParams, layers: range, config: ModelConfig) -> ModelParams:

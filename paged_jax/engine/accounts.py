@@ -4,7 +4,7 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping
 
-from paged_jax.answers import Answer
+from paged_jax.engine.answers import Answer
 from paged_jax.host.records import step_record
 from paged_jax.host.request import ScheduledStep
 from paged_jax.host.scheduler import Scheduler

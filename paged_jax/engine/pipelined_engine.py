@@ -11,11 +11,11 @@ from pathlib import Path
 
 from paged_jax.config import EngineConfig
 from paged_jax.device.draw_extras import LogitsProcessor
-from paged_jax.engine import Engine
+from paged_jax.engine.engine import Engine
+from paged_jax.engine.launched import LaunchedStep
 from paged_jax.host.invalid_request import InvalidRequest
 from paged_jax.host.sampling_params import SamplingParams
 from paged_jax.host.saved import SnapshotError
-from paged_jax.launched import LaunchedStep
 from paged_jax.models.params import ModelParams
 from paged_jax.outputs import RequestDelta
 from paged_jax.text.tokenizer import Tokenizer

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from paged_jax.device.logprobs import SampleOutput
+from paged_jax.engine.prompt_pooling import PromptPooling
 from paged_jax.host.request import FinishReason, Request, Sequence, TokenDelta
 from paged_jax.host.trace import RequestRecord
 from paged_jax.outputs import ChoiceDelta, Logprob, PositionLogprobs, RequestDelta, RequestMetrics
-from paged_jax.prompt_pooling import PromptPooling
 from paged_jax.text.detokenizer import Detokenizer
 from paged_jax.text.stop_strings import StopMatcher
 from paged_jax.text.tokenizer import Tokenizer

@@ -13,6 +13,10 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
+from paged_jax.compiled.programs import COPIES, Drawn, Lower, ProgramKey, Programs, own_bytes
+from paged_jax.compiled.staged_step import head_params, stage_backbone, stage_params
+from paged_jax.compiled.step import BackboneOutput
+from paged_jax.compiled.tapped_programs import TappedPrograms
 from paged_jax.config import EngineConfig
 from paged_jax.device.draw_extras import LogitsProcessor
 from paged_jax.device.kv_pool import KVPool, copy_blocks
@@ -22,10 +26,6 @@ from paged_jax.device.sharding import POOL, REPLICATED, jit_on, struct_on
 from paged_jax.device.stages import Stage, cut_into_stages
 from paged_jax.device.step_batch import StepBatch, empty_batch
 from paged_jax.models.params import ModelParams
-from paged_jax.programs import COPIES, Drawn, Lower, ProgramKey, Programs, own_bytes
-from paged_jax.staged_step import head_params, stage_backbone, stage_params
-from paged_jax.step import BackboneOutput
-from paged_jax.tapped_programs import TappedPrograms
 
 
 def make_programs(config: EngineConfig, processor: LogitsProcessor | None = None) -> Programs:

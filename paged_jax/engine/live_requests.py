@@ -9,18 +9,18 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence as Seq
 
-from paged_jax.accounts import Accounts
-from paged_jax.answers import Answer, LogprobTables
-from paged_jax.beam_answers import BeamSearches
 from paged_jax.config import ModelConfig
 from paged_jax.device.sampling_rows import Draw, Masks
+from paged_jax.engine.accounts import Accounts
+from paged_jax.engine.answers import Answer, LogprobTables
+from paged_jax.engine.beam_answers import BeamSearches
+from paged_jax.engine.tap_book import TapBook
+from paged_jax.engine.token_rules import RuleBook
 from paged_jax.host.request import FinishReason, Request, TokenDelta
 from paged_jax.host.scheduler import Scheduler
 from paged_jax.outputs import ChoiceDelta, RequestDelta
-from paged_jax.tap_book import TapBook
 from paged_jax.text.grammar import Grammar
 from paged_jax.text.tokenizer import Tokenizer
-from paged_jax.token_rules import RuleBook
 
 logger = logging.getLogger("paged_jax")
 

@@ -9,13 +9,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from paged_jax.compiled.programs import Drawn, Lower, ProgramKey, Programs, own_bytes
+from paged_jax.compiled.step import BackboneOutput
 from paged_jax.device.kv_pool import KVPool
 from paged_jax.device.sharding import POOL, REPLICATED
 from paged_jax.device.step_batch import StepBatch, empty_batch
 from paged_jax.device.taps import empty_taps
 from paged_jax.models.params import ModelParams
-from paged_jax.programs import Drawn, Lower, ProgramKey, Programs, own_bytes
-from paged_jax.step import BackboneOutput
 
 TAPPED = "tapped backbone"
 

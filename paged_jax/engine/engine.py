@@ -13,16 +13,25 @@ from pathlib import Path
 
 import jax
 
-from paged_jax.accounts import Accounts
-from paged_jax.admission import check_beams, check_request, make_fork, make_request
-from paged_jax.compile_counter import CompileCounter
+from paged_jax.compiled.compile_counter import CompileCounter
+from paged_jax.compiled.programs import Drawn
+from paged_jax.compiled.staged_programs import make_programs
+from paged_jax.compiled.step import BackboneOutput
 from paged_jax.config import EngineConfig
 from paged_jax.device.draw_extras import LogitsProcessor
 from paged_jax.device.kv_pool import init_pool
 from paged_jax.device.logprobs import SampleOutput
 from paged_jax.device.sampling_rows import draws
 from paged_jax.device.step_batch import NOTHING_PENDING, pack
-from paged_jax.engine_state import EngineCore, capture, continue_state
+from paged_jax.engine.accounts import Accounts
+from paged_jax.engine.admission import check_beams, check_request, make_fork, make_request
+from paged_jax.engine.engine_state import EngineCore, capture, continue_state
+from paged_jax.engine.launched import LaunchedStep
+from paged_jax.engine.live_requests import LiveRequests
+from paged_jax.engine.prompt_reading import read_prompts
+from paged_jax.engine.snapshot import read_snapshot, write_snapshot
+from paged_jax.engine.token_rules import RuleBook, with_breakers
+from paged_jax.engine.weight_update import check_may_update, fitted
 from paged_jax.host.forking import find_choice, first_tokens
 from paged_jax.host.recording import open_scheduler
 from paged_jax.host.request import Chunk, ScheduledStep, Sequence
@@ -30,19 +39,10 @@ from paged_jax.host.sampling_params import SamplingParams
 from paged_jax.host.saved import SnapshotError
 from paged_jax.host.scheduler import Scheduler
 from paged_jax.host.trace import EngineObserver, EngineStats
-from paged_jax.launched import LaunchedStep
-from paged_jax.live_requests import LiveRequests
 from paged_jax.models.params import ModelParams
 from paged_jax.outputs import RequestDelta
-from paged_jax.programs import Drawn
-from paged_jax.prompt_reading import read_prompts
-from paged_jax.snapshot import read_snapshot, write_snapshot
-from paged_jax.staged_programs import make_programs
-from paged_jax.step import BackboneOutput
 from paged_jax.text.grammar import Grammar
 from paged_jax.text.tokenizer import Tokenizer
-from paged_jax.token_rules import RuleBook, with_breakers
-from paged_jax.weight_update import check_may_update, fitted
 
 
 class Engine:

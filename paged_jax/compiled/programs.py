@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
+from paged_jax.compiled.step import BackboneOutput, backbone, draw, score
 from paged_jax.config import EngineConfig
 from paged_jax.device.draw_extras import DrawExtras, LogitsProcessor
 from paged_jax.device.kv_pool import KVPool, copy_blocks, pool_dtype
@@ -30,7 +31,6 @@ from paged_jax.host.buckets import pick, row_buckets, token_buckets
 from paged_jax.host.dry import MAX_DRY_IDS
 from paged_jax.host.sampling_params import MAX_BIAS_IDS, MAX_STOP_IDS
 from paged_jax.models.params import ModelParams
-from paged_jax.step import BackboneOutput, backbone, draw, score
 
 logger = logging.getLogger("paged_jax")
 

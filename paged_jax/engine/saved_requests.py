@@ -7,7 +7,7 @@ the same text and the same state. Times are saved as ages, since clocks differ.
 from dataclasses import replace
 from typing import Any
 
-from paged_jax.answers import Answer
+from paged_jax.engine.answers import Answer
 from paged_jax.host.recording import request_from_json, request_to_json
 from paged_jax.host.request import FinishReason, Request, Sequence, Status, TokenDelta
 from paged_jax.outputs import ChoiceDelta, Logprob, PositionLogprobs

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from paged_jax.answers import Answer
+from paged_jax.compiled.programs import Programs
+from paged_jax.compiled.step import BackboneOutput
+from paged_jax.engine.answers import Answer
 from paged_jax.host.request import Chunk
 from paged_jax.models.params import ModelParams
-from paged_jax.programs import Programs
-from paged_jax.step import BackboneOutput
 
 
 def read_prompts(

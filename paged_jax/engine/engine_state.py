@@ -11,11 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from paged_jax.admission import check_request
-from paged_jax.answers import Answer
 from paged_jax.config import EngineConfig, ModelConfig
 from paged_jax.device.kv_pool import KVPool, pool_dtype
 from paged_jax.device.kv_rows import Rows, fit_heads, read_rows, row_shapes, write_rows
+from paged_jax.engine.admission import check_request
+from paged_jax.engine.answers import Answer
+from paged_jax.engine.saved_requests import load_answer, load_request, save_answer, save_request
+from paged_jax.engine.snapshot import EngineState
+from paged_jax.engine.token_rules import RuleBook
 from paged_jax.host.invalid_request import InvalidRequest
 from paged_jax.host.request import Request
 from paged_jax.host.saved import (
@@ -29,10 +32,7 @@ from paged_jax.host.scheduler import Scheduler
 from paged_jax.models.fingerprint import fingerprint
 from paged_jax.models.params import ModelParams
 from paged_jax.outputs import RequestDelta
-from paged_jax.saved_requests import load_answer, load_request, save_answer, save_request
-from paged_jax.snapshot import EngineState
 from paged_jax.text.tokenizer import Tokenizer
-from paged_jax.token_rules import RuleBook
 
 OF_THE_MESH = ("num_kv_heads", "is_packed")  # of a ModelConfig: may differ
 

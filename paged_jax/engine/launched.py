@@ -7,10 +7,10 @@ from functools import cached_property
 import jax
 import numpy as np
 
-from paged_jax.answers import LogprobTables
 from paged_jax.device.logprobs import SampleOutput
+from paged_jax.engine.answers import LogprobTables
+from paged_jax.engine.tap_book import TapReads
 from paged_jax.host.request import ScheduledStep, Sequence
-from paged_jax.tap_book import TapReads
 from paged_jax.text.tokenizer import Tokenizer
 
 

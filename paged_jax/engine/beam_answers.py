@@ -1,6 +1,6 @@
 """Beam search in the engine: from a step's candidates to the next step's beams, and the answers."""
 
-from paged_jax.answers import Answer, LogprobTables
+from paged_jax.engine.answers import Answer, LogprobTables
 from paged_jax.host.beams import Beam, BeamSearch, num_candidates
 from paged_jax.host.request import FinishReason, Request, Sequence, Status, TokenDelta
 from paged_jax.host.scheduler import Scheduler

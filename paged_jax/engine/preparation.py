@@ -5,8 +5,9 @@ from dataclasses import dataclass, replace
 
 import jax
 
-from paged_jax.batch_invariance import check_batch_invariance
-from paged_jax.compile_counter import use_compilation_cache
+from paged_jax.compiled.batch_invariance import check_batch_invariance
+from paged_jax.compiled.compile_counter import use_compilation_cache
+from paged_jax.compiled.staged_programs import make_programs
 from paged_jax.config import (
     AttentionMods,
     EngineConfig,
@@ -19,19 +20,18 @@ from paged_jax.device.draw_extras import LogitsProcessor
 from paged_jax.device.kv_pool import block_bytes, pool_struct
 from paged_jax.device.sharding import device_bytes_of, make_mesh
 from paged_jax.distributed import start_distributed
-from paged_jax.engine_args import EngineArgs
-from paged_jax.memory import MemoryLedger, check_model_len, device_bytes, plan_memory
-from paged_jax.models.layout import WeightLayout, divided, with_own_head
-from paged_jax.models.params import ModelParams
-from paged_jax.phases import PhaseClock
-from paged_jax.resolved import (
+from paged_jax.engine.memory import MemoryLedger, check_model_len, device_bytes, plan_memory
+from paged_jax.engine.resolved import (
     check_stages,
     engine_config,
     mesh_shape,
     scheduler_config,
     with_blocks,
 )
-from paged_jax.staged_programs import make_programs
+from paged_jax.engine_args import EngineArgs
+from paged_jax.models.layout import WeightLayout, divided, with_own_head
+from paged_jax.models.params import ModelParams
+from paged_jax.phases import PhaseClock
 from paged_jax.text.tokenizer import Tokenizer
 from paged_jax.weights.load import load_params, read_config
 from paged_jax.weights.source import ModelSource, resolve_model
