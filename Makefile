@@ -12,12 +12,13 @@ ARGS ?=
 serve: $(VENV)/.installed model
 	$(BIN)/python -m paged_jax.serve $(ARGS)
 
+# Two files of tests at a time; on many cores: make test ARGS='-n 8'.
 test: $(VENV)/.installed-test model
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 # Runs every notebook from top to bottom; each asserts what it finds.
 notebooks: $(VENV)/.installed-notebooks model
-	$(BIN)/python -m pytest --nbmake --nbmake-timeout=300 notebooks $(ARGS)
+	$(BIN)/python -m pytest -n 2 --nbmake --nbmake-timeout=300 notebooks $(ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
