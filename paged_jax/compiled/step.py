@@ -14,14 +14,14 @@ from jaxtyping import Array, Float, Int
 from paged_jax.config import ModelConfig
 from paged_jax.device.draw_extras import NO_EXTRAS, DrawExtras
 from paged_jax.device.kv_pool import KVPool
-from paged_jax.device.logprobs import SampleOutput
+from paged_jax.device.logprobs import SampleOutput, no_logprobs
 from paged_jax.device.sampling_rows import SamplingRows
 from paged_jax.device.sharded_sampling import sample_divided, score_divided
 from paged_jax.device.step_batch import StepBatch, one_query_each
 from paged_jax.device.taps import TapOutput
 from paged_jax.models.params import ModelParams
 from paged_jax.models.tapped import tapped_forward
-from paged_jax.models.transformer import forward, logits
+from paged_jax.models.transformer import forward, likeliest, logits
 from paged_jax.pytree import pytree
 
 
@@ -106,15 +106,20 @@ def draw(
     """
     num_rows = rows.positions.shape[0]
     num_drawn = jnp.count_nonzero(jnp.asarray(rows.positions)).astype(jnp.int32)
+    hidden, limit = sampled[:num_rows], config.vocab_limit or config.vocab_size
     with jax.named_scope("sample"):
-        out = sample_divided(
-            logits(params, sampled[:num_rows], num_rows=num_drawn),
-            rows,
-            vocab_size=config.vocab_size,
-            max_logprobs=max_logprobs,
-            vocab_limit=config.vocab_limit,
-            extras=extras,
-        )
+        ids = likeliest(params, hidden, num_rows=num_drawn, limit=limit) if rows.is_plain else None
+        if ids is not None:
+            out = no_logprobs(ids, max_logprobs)
+        else:
+            out = sample_divided(
+                logits(params, hidden, num_rows=num_drawn),
+                rows,
+                vocab_size=config.vocab_size,
+                max_logprobs=max_logprobs,
+                vocab_limit=config.vocab_limit,
+                extras=extras,
+            )
     return out, jnp.pad(out.tokens, (0, sampled.shape[0] - num_rows))
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from paged_jax.config import ModelConfig
+from paged_jax.device.cpu import likeliest
 from paged_jax.device.cpu.matmul import PackedMatrix, multiply, multiply_gated, pack, read_columns
 from paged_jax.device.derivative import with_derivative
 from paged_jax.device.sharding import gather_rows
@@ -25,6 +26,7 @@ __all__ = [
     "Matrix",
     "PackedMatrix",
     "gated_product",
+    "largest_output",
     "look_up",
     "multiply_packed",
     "place",
@@ -110,6 +112,18 @@ def multiply_packed(
     """Multiply the same rows with packed matrices of one dtype; `num_rows` as for `products`."""
     kernel = lambda x, count, matrices: multiply(x, matrices, num_rows=count)  # noqa: E731
     return with_derivative(kernel, _products)(x, _count(x, num_rows), list(matrices))
+
+
+def largest_output(
+    x: Float[Array, "rows inner"], matrix: Matrix, *, num_rows: Int[Array, ""], limit: int
+) -> Int[Array, " rows"] | None:
+    """Return the first output below `limit` of each row's largest product.
+
+    None: nothing is faster than the products and their argmax.
+    """
+    if not isinstance(matrix, PackedMatrix) or not likeliest.is_faster(matrix, x.shape[0]):
+        return None
+    return likeliest.likeliest(x, matrix, num_rows=num_rows, limit=limit)
 
 
 def unpacked(matrix: PackedMatrix) -> Float[Array, "inner outer"]:

@@ -23,7 +23,7 @@ from paged_jax.models.layers import (
     matmul_precision,
     rms_norm,
 )
-from paged_jax.models.packed import PackedMatrix, look_up
+from paged_jax.models.packed import PackedMatrix, largest_output, look_up
 from paged_jax.models.params import LayerParams, ModelParams
 from paged_jax.models.rope import Angles, rope_angles, rotate_and_write
 from paged_jax.pytree import pytree
@@ -148,6 +148,22 @@ def logits(
         precision=matmul_precision(hidden),
         preferred_element_type=jnp.float32,
     )
+
+
+def likeliest(
+    params: ModelParams,
+    hidden: Float[Array, "rows embed"],
+    *,
+    num_rows: Int[Array, ""],
+    limit: int,
+) -> Int[Array, " rows"] | None:
+    """Return the first id below `limit` of each row's largest logit; None: take it from `logits`.
+
+    Args:
+        num_rows: rows that are not padding; the others give 0.
+    """
+    head = params.embed if params.unembed is None else params.unembed
+    return largest_output(hidden, head, num_rows=num_rows, limit=limit)
 
 
 @jax.named_scope("qkv")

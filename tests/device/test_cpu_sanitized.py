@@ -39,13 +39,14 @@ def test_sanitizers_find_nothing(tmp_path: Path, flags: tuple[str, ...]) -> None
     assert run(tmp_path / "driver") == "all products agree\n"
 
 
-def test_sanitizers_find_nothing_in_the_largest(tmp_path: Path) -> None:
-    compile_driver("top_k_driver.cc", tmp_path / "driver", *SANITIZED)
-    assert run(tmp_path / "driver") == "all orders agree\n"
+@pytest.mark.parametrize(("driver", "outcome"), [("top_k", "orders"), ("likeliest", "outputs")])
+def test_sanitizers_find_nothing_in_the_largest(tmp_path: Path, driver: str, outcome: str) -> None:
+    compile_driver(f"{driver}_driver.cc", tmp_path / "driver", *SANITIZED)
+    assert run(tmp_path / "driver") == f"all {outcome} agree\n"
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="ONLY x86_64 HAS THESE CPUS")
-@pytest.mark.parametrize("driver", ["matmul", "attention", "top_k"])
+@pytest.mark.parametrize("driver", ["matmul", "attention", "top_k", "likeliest"])
 @pytest.mark.parametrize("flags", [("-march=x86-64-v4", "-mavx512bf16"), ("-march=x86-64-v2",)])
 def test_other_cpus_compile(tmp_path: Path, driver: str, flags: tuple[str, ...]) -> None:
     compile_driver(f"{driver}_driver.cc", tmp_path / "driver", "-O0", *flags)

@@ -10,10 +10,14 @@ from drive import drive
 from oracle import oracle_logits
 from tiny import make_params, tiny_model_config
 
+from paged_jax.compiled.step import draw
 from paged_jax.config import ModelConfig
+from paged_jax.device.cpu import kernels
+from paged_jax.device.sampling_rows import RowShape, pack_rows
 from paged_jax.models.packed import PackedMatrix, look_up, place
 from paged_jax.models.params import ModelParams
 from paged_jax.models.quantised import QuantisedMatrix, dequantise
+from paged_jax.models.transformer import likeliest, logits
 from paged_jax.weights.int8 import quantise
 
 pytestmark = pytest.mark.cpu_kernels
@@ -43,6 +47,23 @@ def test_logits_are_the_oracle_s(dtype: str, tolerance: float, tied: bool) -> No
     config = replace(config, is_packed=True)
     (found,) = drive(config, make_packed(params, config), [IDS])
     np.testing.assert_allclose(found, oracle_logits(config, params, IDS), rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize(("tied", "limit"), [(True, None), (False, 40)])
+def test_a_greedy_step_of_many_rows_draws_the_likeliest_ids(rng, tied: bool, limit: int | None):
+    config = tiny_model_config(dtype="bfloat16", tie_embeddings=tied, vocab_limit=limit)
+    packed = replace(config, is_packed=True)
+    params = make_packed(make_params(config), packed)
+    hidden = jnp.asarray(rng.standard_normal((32, config.embed_dim), np.float32))
+    rows = replace(pack_rows([], RowShape(32, 8, 4)), is_plain=True)
+    rows = replace(rows, positions=np.arange(31, -1, -1, dtype=np.int32))  # 0 is padding
+    found = likeliest(params, hidden, num_rows=jnp.int32(31), limit=limit or config.vocab_size)
+    assert (found is not None) == kernels.loaded().has_pair_products()
+
+    out, _ = draw(params, hidden, rows, packed, max_logprobs=0)
+
+    best = np.asarray(logits(params, hidden))[:, :limit].argmax(axis=1)
+    assert out.tokens[:31].tolist() == best[:31].tolist() and len(set(best)) > 5
 
 
 def test_biased_gates_are_not_left_out() -> None:

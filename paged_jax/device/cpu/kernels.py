@@ -20,6 +20,7 @@ PREFIX = "paged_jax_"
 TARGETS = {  # operation: the symbol of its handler in csrc/
     "add_norm": "AddNorm",
     "argmax": "Argmax",
+    "likeliest": "Likeliest",
     "matmul": "Matmul",
     "norm": "Norm",
     "paged_attention": "PagedAttention",
@@ -52,6 +53,7 @@ def library() -> ctypes.CDLL | None:
     for name, symbol in TARGETS.items():
         handler = jax.ffi.pycapsule(getattr(kernels, symbol))
         jax.ffi.register_ffi_target(PREFIX + name, handler, platform="cpu")
+    kernels.has_pair_products.restype = ctypes.c_bool
     return kernels
 
 

@@ -22,6 +22,7 @@ constexpr int kLanes = 4;
 
 typedef float Vec __attribute__((vector_size(kLanes * 4)));
 typedef uint32_t Bits __attribute__((vector_size(kLanes * 4)));
+typedef uint16_t Items __attribute__((vector_size(kLanes * 4)));  // two in each lane
 typedef uint16_t Halves __attribute__((vector_size(kLanes * 2)));
 typedef int8_t Bytes __attribute__((vector_size(kLanes)));
 typedef int32_t Ints __attribute__((vector_size(kLanes * 4)));
@@ -58,6 +59,17 @@ inline float sum(Vec value) {
   return total;
 }
 
+// Whether a comparison holds in every lane.
+inline bool are_all(Ints comparison) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  return _mm256_movemask_epi8((__m256i)comparison) == -1;
+#else
+  int all = -1;
+  for (int i = 0; i < kLanes; ++i) all &= comparison[i];
+  return all;
+#endif
+}
+
 inline Vec largest(Vec a, Vec b) { return a < b ? b : a; }  // NaN in `a` stays
 inline Vec smallest(Vec a, Vec b) { return b < a ? b : a; }
 
@@ -83,6 +95,33 @@ inline Vec exp(Vec x) {
 inline Vec first_of_pair(Bits pairs) { return (Vec)(pairs << 16); }
 inline Vec second_of_pair(Bits pairs) { return (Vec)(pairs & 0xffff0000u); }
 
+// Two integers of 16 bits in each lane, rounded from floats that they can hold.
+inline Bits round_pair(Vec first, Vec second) {
+#if defined(__AVX512F__)
+  Bits low = (Bits)_mm512_cvtps_epi32((__m512)first), high = (Bits)_mm512_cvtps_epi32((__m512)second);
+#elif defined(__AVX2__)
+  Bits low = (Bits)_mm256_cvtps_epi32((__m256)first), high = (Bits)_mm256_cvtps_epi32((__m256)second);
+#else
+  Bits low, high;
+  for (int i = 0; i < kLanes; ++i)
+    low[i] = uint32_t(int32_t(__builtin_nearbyintf(first[i]))),
+    high[i] = uint32_t(int32_t(__builtin_nearbyintf(second[i])));
+#endif
+  return (low & 0xffffu) | high << 16;
+}
+
+// sum + a.first * b.first + a.second * b.second, lane by lane.
+inline Ints add_pair_products(Ints sum, Bits a, Bits b) {
+#if defined(__AVX512BW__)
+  return sum + (Ints)_mm512_madd_epi16((__m512i)a, (__m512i)b);
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+  return sum + (Ints)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+#else
+  Ints first = ((Ints)(a << 16) >> 16) * ((Ints)(b << 16) >> 16);
+  return sum + first + ((Ints)a >> 16) * ((Ints)b >> 16);
+#endif
+}
+
 inline uint32_t bits_of(float value) { return load_as<uint32_t>(&value); }
 inline float to_float(float value) { return value; }
 inline float to_float(int8_t value) { return value; }
@@ -104,6 +143,13 @@ inline uint16_t to_bfloat16(float value) {
 constexpr bool kHasBf16Dot = true;
 #else
 constexpr bool kHasBf16Dot = false;
+#endif
+
+// Whether products of pairs of integers are twice as fast as those of floats, and of bfloat16.
+#if defined(__AVX2__) && (defined(__AVX512BW__) || !defined(__AVX512F__))
+constexpr bool kHasPairProducts = !kHasBf16Dot;
+#else
+constexpr bool kHasPairProducts = false;
 #endif
 
 // sum + a.first * b.first + a.second * b.second, lane by lane.
