@@ -2,6 +2,7 @@
 
 import json
 import logging
+import socket
 import sys
 from dataclasses import replace
 
@@ -64,3 +65,20 @@ def test_requests_are_not_logged_by_default(served: Served, caplog):
     served.chat("secret words", max_tokens=3)
     assert "secret" not in caplog.text and "ended" not in caplog.text
     assert not any(isinstance(o, RequestLog) for o in served.engine._observers)
+
+
+@pytest.mark.parametrize("code", [0x00, 0x09, 0x0A, 0x0B, 0x0D, 0x1B, 0x7F, 0x85, 0x9B])
+@pytest.mark.parametrize("method, path", [("POST", "/v1/completions"), ("GET", "/health")])
+def test_a_request_id_of_control_characters_is_repeated_nowhere(
+    logged: Served, caplog, method, path, code
+):
+    caplog.set_level("DEBUG")
+    body, unfit = b'{"prompt": "a", "max_tokens": 1}', b"forged" + bytes([code]) + b"id"
+    head = f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n"
+    head += f"Content-Length: {len(body)}\r\nX-Request-Id: "
+    with socket.create_connection(("127.0.0.1", logged.http.base_url.port), 30) as client:
+        client.sendall(head.encode() + unfit + b"\r\n\r\n" + body)
+        answer = client.makefile("rb").read()
+    assert method == "GET" or answer.startswith(b"HTTP/1.1 400 ")
+    assert b"forged" not in answer.partition(b"\r\n\r\n")[0] and unfit not in answer
+    assert "forged" not in caplog.text
