@@ -16,6 +16,7 @@ from paged_jax.config import ModelError
 from paged_jax.models.layout import WeightLayout
 from paged_jax.models.params import ModelParams, abstract_params
 from paged_jax.models.quantised import QuantisedMatrix
+from paged_jax.weights.allocator import large_buffers_given_back
 from paged_jax.weights.checkpoint import Checkpoint
 from paged_jax.weights.matrices import MatrixReader
 from paged_jax.weights.parts import StoredFloats
@@ -48,7 +49,7 @@ def fill_params(
         held = value.read() if is_whole and isinstance(value, StoredFloats) else value
         return layout.place(item.field, held, item.layer)
 
-    with ThreadPoolExecutor(READERS, "weights") as readers:
+    with large_buffers_given_back(), ThreadPoolExecutor(READERS, "weights") as readers:
         arrays = readers.map(place, wanted)
         shown = None if progress else True
         bar = tqdm(arrays, "Loading weights", len(wanted), disable=shown)
