@@ -5,22 +5,34 @@ import time
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 
-from paged_jax.config import EngineConfig, ModelConfig
+from paged_jax.config import EngineConfig, ModelConfig, SchedulerConfig
 from paged_jax.host.beams import check_width
 from paged_jax.host.invalid_request import InvalidRequest
+from paged_jax.host.limits import check_beams_fit, check_fits
 from paged_jax.host.request import Request
 from paged_jax.host.sampling_params import SamplingParams
 from paged_jax.host.taps import Taps, check_taps
 
 
 def check_request(prompt: Seq[int], params: SamplingParams, config: EngineConfig) -> None:
-    """Refuse what the model or its context cannot serve.
+    """Refuse what the model, its context or the KV pool cannot serve.
 
     Raises:
         InvalidRequest: names the field, the value and the limit.
     """
-    limit = config.scheduler.max_model_len
     vocab = config.model.vocab_limit or config.model.vocab_size
+    _check_prompt(prompt, vocab)
+    _check_lengths(len(prompt), params.max_tokens, config.scheduler)
+    if params.taps is not None:
+        _check_taps(params.taps, len(prompt), params.max_tokens, config)
+    _check_ids(params, vocab)
+    _check_logprobs(params, config.max_logprobs)
+    check_fits(len(prompt), params.n, config.scheduler, config.cache)
+    if params.beams is not None:
+        _check_beams(len(prompt), params, config)
+
+
+def _check_prompt(prompt: Seq[int], vocab: int) -> None:
     if not prompt:
         raise InvalidRequest("prompt must hold at least one token", "prompt")
     for token in prompt:
@@ -29,37 +41,38 @@ def check_request(prompt: Seq[int], params: SamplingParams, config: EngineConfig
                 f"prompt holds token id {str(token)[:40]}, out of vocabulary (0 to {vocab - 1})",
                 "prompt",
             )
-    if len(prompt) >= limit:
+
+
+def _check_lengths(prompt_len: int, max_tokens: int | None, config: SchedulerConfig) -> None:
+    limit, first_chunk = config.max_model_len, config.first_chunk
+    if prompt_len >= limit:
         raise InvalidRequest(
-            f"the maximum context length is {limit} tokens but the prompt has {len(prompt)}: "
+            f"the maximum context length is {limit} tokens but the prompt has {prompt_len}: "
             f"shorten it to at most {limit - 1}",
             "prompt",
         )
-    if params.max_tokens is not None and params.max_tokens > limit:
+    if max_tokens is not None and max_tokens > limit:
         raise InvalidRequest(
-            f"max_tokens ({params.max_tokens}) exceeds the maximum context length of {limit} "
-            f"tokens (the prompt has {len(prompt)})",
+            f"max_tokens ({max_tokens}) exceeds the maximum context length of {limit} "
+            f"tokens (the prompt has {prompt_len})",
             "max_tokens",
         )
-    first_chunk = config.scheduler.first_chunk
-    if len(prompt) < first_chunk:
+    if prompt_len < first_chunk:
         raise InvalidRequest(
-            f"the prompt has {len(prompt)} tokens, but at least the first {first_chunk} see each "
+            f"the prompt has {prompt_len} tokens, but at least the first {first_chunk} see each "
             "other here (bidirectional): make it longer",
             "prompt",
         )
-    if params.taps is not None:
-        _check_taps(params.taps, len(prompt), params.max_tokens, config)
-    _check_ids(params, vocab)
-    _check_logprobs(params, config.max_logprobs)
 
 
-def check_beams(params: SamplingParams, config: EngineConfig) -> None:
-    """Refuse beams for which too few candidates are given, or whose run could not be recorded."""
+def _check_beams(prompt_len: int, params: SamplingParams, config: EngineConfig) -> None:
+    """Refuse beams with too few candidates or blocks, or whose run could not be recorded."""
     ends = () if params.ignore_eos else config.model.eos_token_ids
     check_width(params.n, len(ends), config.max_logprobs)
     if config.record is not None:
         raise InvalidRequest("beam search is not offered while --record is on", "use_beam_search")
+    limits, cache, most = config.scheduler, config.cache, params.max_tokens
+    check_beams_fit(params.n, prompt_len, max_tokens=most, config=limits, cache=cache)
 
 
 def _check_taps(taps: Taps, prompt_len: int, max_tokens: int | None, config: EngineConfig) -> None:

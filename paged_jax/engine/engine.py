@@ -24,7 +24,7 @@ from paged_jax.device.logprobs import SampleOutput
 from paged_jax.device.sampling_rows import draws
 from paged_jax.device.step_batch import NOTHING_PENDING, pack
 from paged_jax.engine.accounts import Accounts
-from paged_jax.engine.admission import check_beams, check_request, make_fork, make_request
+from paged_jax.engine.admission import check_request, make_fork, make_request
 from paged_jax.engine.engine_state import EngineCore, capture, continue_state
 from paged_jax.engine.launched import LaunchedStep
 from paged_jax.engine.live_requests import LiveRequests
@@ -92,10 +92,6 @@ class Engine:
     def check_size(self, prompt: Seq[int], params: SamplingParams) -> None:
         """Do what `check` does, without the grammar; cheap enough for the stepping thread."""
         check_request(prompt, params, self.config)
-        self.scheduler.check_fits(len(prompt), params.n)
-        if params.beams is not None:
-            check_beams(params, self.config)
-            self.scheduler.check_beams_fit(len(prompt), params.max_tokens, params.n)
 
     def add(
         self,

@@ -196,7 +196,6 @@ def _check_requests(
     for request in requests.values():
         try:
             check_request(request.prompt, request.sampling, core.config)
-            core.scheduler.check_fits(len(request.prompt), request.n)
             core.rules.compile(request.sampling)
         except InvalidRequest as error:
             raise SnapshotError(f"request {request.id!r} cannot go on here: {error}") from error

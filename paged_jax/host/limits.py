@@ -30,8 +30,25 @@ def check_fits(prompt_len: int, n: int, config: SchedulerConfig, cache: CacheCon
         )
 
 
-def check_beams_fit(width: int, num_tokens: int, cache: CacheConfig) -> None:
+def max_len(config: SchedulerConfig, cache: CacheConfig) -> int:
+    """Return the length, in tokens, at which every sequence ends.
+
+    Not even the whole pool has room for a token more, unless `max_model_len` is reached before.
+    """
+    return min(config.max_model_len, (cache.num_blocks - 1) * cache.block_size + 1)
+
+
+def check_beams_fit(
+    width: int,
+    prompt_len: int,
+    *,
+    max_tokens: int | None,
+    config: SchedulerConfig,
+    cache: CacheConfig,
+) -> None:
     """Raise InvalidRequest for beams that may fill the pool: none can go on without the others."""
+    longest = max_len(config, cache)
+    num_tokens = min(prompt_len + (max_tokens or longest), longest)
     needed, num_usable = width * -(-num_tokens // cache.block_size), cache.num_blocks - 1
     if needed > num_usable:
         raise InvalidRequest(

@@ -4,7 +4,9 @@ import sys
 from collections.abc import Set
 from dataclasses import dataclass, field
 
-from paged_jax.host.request import Chunk, ScheduledStep, Sequence
+from paged_jax.host.queues import Queues
+from paged_jax.host.request import Chunk, ScheduledStep, Sequence, Status
+from paged_jax.host.tables import BlockTables
 
 BlockCopy = tuple[int, int]
 
@@ -14,6 +16,8 @@ class StepPlan:
     """Collects one step. A sequence preempted on the way loses its chunk and its copy again.
 
     Attributes:
+        tables: give blocks to what is planned, and take them from who is preempted.
+        queues: say who is last in the order of service.
         budget: tokens that may still be planned.
         max_chunks: sequences that may take part.
         awaited: sequences that a step in flight draws for; they do not take part.
@@ -22,6 +26,8 @@ class StepPlan:
             the target of another.
     """
 
+    tables: BlockTables
+    queues: Queues
     budget: int
     max_chunks: int = sys.maxsize
     awaited: Set[Sequence] = frozenset()
@@ -34,20 +40,53 @@ class StepPlan:
         """Whether nothing more can be planned."""
         return self.budget == 0 or len(self.chunks) >= self.max_chunks
 
-    def add(self, chunk: Chunk, copy: BlockCopy | None) -> None:
-        """Plan a chunk and the copy that has to come before its writes."""
-        self.chunks[chunk.sequence] = chunk
-        self.budget -= chunk.length
-        if copy is not None:
-            self.copies[chunk.sequence] = copy
+    def make_room(self, sequence: Sequence, length: int) -> bool:
+        """Preempt until the blocks for a running sequence's next `length` tokens are free.
 
-    def preempt(self, sequence: Sequence) -> None:
-        """Take back what was planned for a sequence."""
+        Returns whether they are; if not, the sequence has been preempted itself.
+        """
+        while not self.tables.can_grow(sequence, length):
+            self.preempt_last()
+            if sequence.status is not Status.RUNNING:
+                return False
+        return True
+
+    def place(self, sequence: Sequence, length: int, copy: BlockCopy | None = None) -> None:
+        """Plan a sequence's next `length` tokens; their blocks are known to be free.
+
+        Args:
+            copy: has to come before their writes.
+        """
+        start, is_last = sequence.num_computed, length == sequence.num_missing
+        num_samples = sequence.num_samples if is_last else 0
+        copy = self.tables.grow(sequence, length) or copy
+        self.chunks[sequence] = Chunk(sequence, start, length, num_samples)
+        self.budget -= length
+        if copy is not None:
+            self.copies[sequence] = copy
+
+    def preempt_last(self) -> None:
+        """Take the blocks of the running sequence that is last in the order of service.
+
+        Its output stays and is computed again later. Beams go together, as none can go on without
+        the others.
+        """
+        last = self.queues.last_running()
+        is_beam = last.request.sampling.beams is not None
+        for sequence in self.queues.of_request[last.request.id] if is_beam else [last]:
+            if sequence.status is Status.RUNNING:
+                self._preempt(sequence)
+
+    def _preempt(self, sequence: Sequence) -> None:
         self.preempted.append(sequence)
         self.copies.pop(sequence, None)
         chunk = self.chunks.pop(sequence, None)
         if chunk is not None:
             self.budget += chunk.length
+        self.tables.release(sequence)
+        sequence.num_computed = sequence.num_pending = 0
+        sequence.num_preemptions += 1
+        self.queues.unseat(sequence)
 
     def close(self) -> ScheduledStep:
         """Return the finished plan."""

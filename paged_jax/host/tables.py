@@ -20,11 +20,6 @@ class BlockTables:
         self._pool = pool
         self._block_size = block_size
 
-    @property
-    def capacity(self) -> int:
-        """Tokens the whole pool holds."""
-        return self._pool.num_usable * self._block_size
-
     def num_blocks_for(self, num_tokens: int) -> int:
         """Return how many blocks a sequence of so many tokens holds."""
         return -(-num_tokens // self._block_size)

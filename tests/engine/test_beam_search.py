@@ -8,6 +8,7 @@ from beam_oracle import search
 from tiny import make_tiny_folder, oracle_logits, tiny_words
 
 from paged_jax import LLM, BeamSearchParams, InvalidRequest, SamplingParams
+from paged_jax.host.limits import check_beams_fit
 from paged_jax.host.sampling_params import beam_sampling
 from paged_jax.host.trace import StepRecord
 
@@ -150,7 +151,8 @@ def test_beams_that_can_never_be_served_are_refused(ending_llm) -> None:
     with pytest.raises(InvalidRequest, match="--max-logprobs 24"):
         ending_llm.beam_search(PROMPTS[0], BeamSearchParams(beam_width=6))
     with pytest.raises(InvalidRequest, match="208 KV blocks"):
-        ending_llm.engine.scheduler.check_beams_fit(20, None, 13)
+        config = ending_llm.engine.config
+        check_beams_fit(13, 20, max_tokens=None, config=config.scheduler, cache=config.cache)
     assert not ending_llm.engine.has_work
 
 

@@ -31,7 +31,7 @@ def test_equal_tokens_of_the_next_block_are_copied(num_equal: int, num_cached: i
     source = 1 + num_cached // 8
     copies = ((source, b.block_table[num_cached // 8]),) if num_cached % 8 else ()
     assert step.copies == copies and b.num_cached == num_cached
-    assert scheduler.prefix_hits == num_cached
+    assert scheduler.prefix.hits == num_cached
     run_to_end(scheduler)
 
 

@@ -12,6 +12,7 @@ from stories import (
 )
 
 from paged_jax.host.invalid_request import InvalidRequest
+from paged_jax.host.limits import check_fits
 from paged_jax.host.request import Request
 from paged_jax.host.scheduler import Scheduler
 
@@ -139,7 +140,7 @@ def test_a_prompt_that_leaves_no_room_for_an_answer_is_refused():
 
 def test_a_prompt_that_never_fits_the_pool_is_refused():
     scheduler = make_scheduler(num_blocks=4)
-    scheduler.check_fits(11)
+    check_fits(11, 1, scheduler.config, scheduler.cache)
 
     message, param = refusal(scheduler, make_request("a", fresh(1, 12)))
 

@@ -66,7 +66,7 @@ def test_the_prompt_of_n_choices_is_looked_up_once():
     deltas = commit(scheduler, scheduler.schedule())
 
     assert [delta.sequence.num_cached for delta in deltas] == [8] * 4
-    assert (scheduler.prefix_queries, scheduler.prefix_hits) == (18, 8)
+    assert (scheduler.prefix.queries, scheduler.prefix.hits) == (18, 8)
 
 
 def test_the_last_holder_writes_in_place_when_its_siblings_have_ended():

@@ -51,7 +51,7 @@ def test_a_preempted_sequence_finds_its_own_blocks_in_the_cache():
 
     assert scheduler.num_preemptions == 1
     assert ("b", 4, 5, 1) in shape(steps[2])
-    assert (b.num_cached, scheduler.prefix_queries, scheduler.prefix_hits) == (0, 20, 0)
+    assert (b.num_cached, scheduler.prefix.queries, scheduler.prefix.hits) == (0, 20, 0)
 
 
 def make_rivals(num_blocks: int, budget: int, low: Request, high: Request) -> Scheduler:

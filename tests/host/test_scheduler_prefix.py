@@ -21,7 +21,7 @@ def test_a_repeated_prompt_is_cached_but_for_its_last_token(prompt_len, num_cach
 
     assert shape(step) == [("b", num_cached, prompt_len - num_cached, 1)]
     assert again.num_cached == num_cached
-    assert (scheduler.prefix_queries, scheduler.prefix_hits) == (2 * prompt_len, num_cached)
+    assert (scheduler.prefix.queries, scheduler.prefix.hits) == (2 * prompt_len, num_cached)
 
 
 def test_generated_tokens_are_cached():
@@ -80,7 +80,7 @@ def test_a_cold_prefix_of_many_requests_is_computed_once(num_decodes, prefix_len
         for position in range(start, min(start + length, num_shared))
     )
     assert computed == Counter(range(num_shared))
-    assert scheduler.prefix_hits == 31 * num_shared
+    assert scheduler.prefix.hits == 31 * num_shared
 
 
 def test_different_salts_share_nothing():
@@ -102,7 +102,7 @@ def test_prompt_logprobs_do_not_read_the_cache_but_fill_it():
     run_step(scheduler)
 
     assert [s.num_cached for s in (scored, again, plain)] == [0, 0, 8]
-    assert (scheduler.prefix_queries, scheduler.prefix_hits) == (9, 8)
+    assert (scheduler.prefix.queries, scheduler.prefix.hits) == (9, 8)
 
 
 def test_without_prefix_caching_nothing_is_shared_or_counted():
@@ -113,7 +113,7 @@ def test_without_prefix_caching_nothing_is_shared_or_counted():
     step = run_step(scheduler)
 
     assert shape(step) == [("a", 0, 9, 1), ("b", 0, 9, 1)]
-    assert scheduler.prefix_queries == 0
+    assert scheduler.prefix.queries == 0
 
 
 def test_cached_blocks_in_the_free_queue_count_as_needed():

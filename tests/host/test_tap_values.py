@@ -91,7 +91,7 @@ def test_tapped_sequences_neither_read_nor_fill_the_cache(partial_reuse: bool) -
         sequence = scheduler.add(make_request(name, range(3, 26), 3, taps=taps))
         run_to_end(scheduler)
         assert sequence.num_cached == 0
-    assert scheduler.prefix_queries == 23, "only b asks"
+    assert scheduler.prefix.queries == 23, "only b asks"
     again = scheduler.add(make_request("d", range(3, 26), 3))
     run_to_end(scheduler)
     assert again.num_cached >= 20
