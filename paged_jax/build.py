@@ -71,8 +71,8 @@ def build_engines(
     else:
         engines = [_start_leading(parts, config, leader)]
     clock.end("compile")
-    ledger = ledger.with_programs(engines[0].programs.peak_bytes())
-    jax.block_until_ready([engine.pool for engine in engines])
+    ledger = ledger.with_programs(engines[0].executor.programs.peak_bytes())
+    jax.block_until_ready([engine.executor.pool for engine in engines])
     clock.end("ready")
     for engine in engines:
         engine.startup = clock.seconds

@@ -43,5 +43,5 @@ def instant_engine(config: EngineConfig) -> Engine:
     """Return an engine on that device; `config` must have `enforce_eager`."""
     assert config.enforce_eager, "the engine would compile its programs"
     engine = Engine(config, abstract_params(config.model), Tokenizer.of_bytes())
-    engine.programs = InstantPrograms(config)
+    engine.executor.programs = InstantPrograms(config)
     return engine

@@ -173,7 +173,7 @@ def run(engine: "Engine | Replicas", requests: Sequence[BenchRequest]) -> list[l
 
 def traffic_of(engine: "Engine", num_seqs: int) -> dict[str, Traffic]:
     """Return what the devices exchange in a step of so many sequences, one token each."""
-    programs, total = engine.programs, dict[str, Traffic]()
+    programs, total = engine.executor.programs, dict[str, Traffic]()
     tokens = min(size for size in programs.token_buckets if size >= num_seqs)
     rows = min(size for size in programs.row_buckets if size >= num_seqs)
     for name, size in programs.compile_seconds:
@@ -196,8 +196,8 @@ def memory_of(engine: "Engine") -> dict[str, int]:
 
     return {
         "weights_bytes": device_bytes_of(engine.params),
-        "pool_bytes": device_bytes_of(engine.pool),
-        "programs_bytes": engine.programs.peak_bytes(),
+        "pool_bytes": device_bytes_of(engine.executor.pool),
+        "programs_bytes": engine.executor.programs.peak_bytes(),
     }
 
 

@@ -34,7 +34,7 @@ def placements(engines: Sequence["Engine"]) -> list[Placement]:
 
 
 def _arrays(engine: "Engine") -> Iterator[tuple[str, Any]]:
-    params, pool = engine.params, engine.pool
+    params, pool = engine.params, engine.executor.pool
     yield "embedding", params.embed
     for index, layer in enumerate(params.layers):
         yield f"layer {index} w_q", layer.w_q

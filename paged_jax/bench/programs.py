@@ -76,7 +76,7 @@ def main(arguments: list[str]) -> None:
 
 def program_reports(engine: "Engine") -> list[ProgramReport]:
     """Return a report of every program the engine has compiled, by name and size."""
-    return [_report(engine, key) for key in sorted(engine.programs.compile_seconds)]
+    return [_report(engine, key) for key in sorted(engine.executor.programs.compile_seconds)]
 
 
 def table(reports: Sequence[ProgramReport], rates: tuple[float, float]) -> str:
@@ -90,11 +90,11 @@ def table(reports: Sequence[ProgramReport], rates: tuple[float, float]) -> str:
 
 
 def _report(engine: "Engine", key: tuple[str, int]) -> ProgramReport:
-    memory = engine.programs.memory(key)
+    memory = engine.executor.programs.memory(key)
     flops, moved = _work(engine, key)
     return ProgramReport(
         name=f"{key[0]} {key[1]}",
-        compile_s=engine.programs.compile_seconds[key],
+        compile_s=engine.executor.programs.compile_seconds[key],
         argument_bytes=memory.argument_size_in_bytes,
         in_place_bytes=memory.alias_size_in_bytes,
         temporary_bytes=memory.temp_size_in_bytes,
@@ -108,7 +108,7 @@ def _work(engine: "Engine", key: tuple[str, int]) -> tuple[int, int]:
     import jax
 
     name, size = key
-    model, pool_bytes = engine.config.model, engine.pool.num_bytes
+    model, pool_bytes = engine.config.model, engine.executor.pool.num_bytes
     slots = engine.config.cache.num_blocks * engine.config.cache.block_size
     weights = lambda tree: sum(leaf.nbytes for leaf in jax.tree.leaves(tree))  # noqa: E731
     if name == "copy":

@@ -31,7 +31,7 @@ class LeadingEngine(Engine):
     ):
         super().__init__(config, params, tokenizer, default_sampling=default_sampling)
         self.leader = leader
-        leader.lead(self.programs)
+        leader.lead(self.executor.programs)
 
     def step(self) -> list[RequestDelta]:
         """Do as an Engine; a step that fails, or that a lost host makes fail, ends every host."""

@@ -1,40 +1,31 @@
-"""The engine: owns the parameters, the pool, the scheduler and the programs, and runs one step at a
-time.
+"""The engine: takes requests, and turns them step by step into what they are answered.
 
-Not thread-safe: one thread adds, steps and aborts. One request's fault ends that request
+A step is decided by the scheduler, run by the executor and read into the live requests. Not
+thread-safe: one thread adds, steps and aborts. One request's fault ends that request
 (`live_requests`); a fault of the step itself ends the engine, since the donated pool is gone.
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from pathlib import Path
 
-import jax
-
-from paged_jax.compiled.compile_counter import CompileCounter
-from paged_jax.compiled.programs import Drawn
-from paged_jax.compiled.staged_programs import make_programs
-from paged_jax.compiled.step import BackboneOutput
 from paged_jax.config import EngineConfig
 from paged_jax.device.draw_extras import LogitsProcessor
-from paged_jax.device.kv_pool import init_pool
-from paged_jax.device.logprobs import SampleOutput
-from paged_jax.device.sampling_rows import draws
-from paged_jax.device.step_batch import NOTHING_PENDING, pack
+from paged_jax.device.step_batch import NOTHING_PENDING
 from paged_jax.engine.accounts import Accounts
 from paged_jax.engine.admission import check_request, make_fork, make_request
 from paged_jax.engine.engine_state import EngineCore, capture, continue_state
+from paged_jax.engine.executor import Executor
 from paged_jax.engine.launched import LaunchedStep
 from paged_jax.engine.live_requests import LiveRequests
-from paged_jax.engine.prompt_reading import read_prompts
 from paged_jax.engine.snapshot import read_snapshot, write_snapshot
 from paged_jax.engine.token_rules import RuleBook, with_breakers
 from paged_jax.engine.weight_update import check_may_update, fitted
 from paged_jax.host.forking import find_choice, first_tokens
 from paged_jax.host.recording import open_scheduler
-from paged_jax.host.request import Chunk, ScheduledStep, Sequence
+from paged_jax.host.request import ScheduledStep, Sequence
 from paged_jax.host.sampling_params import SamplingParams
 from paged_jax.host.saved import SnapshotError
 from paged_jax.host.scheduler import Scheduler
@@ -51,6 +42,7 @@ class Engine:
     Attributes:
         config: everything resolved.
         tokenizer: the model's.
+        executor: has what is on the device, and runs the steps there.
         default_sampling: sampling settings the model's authors recommend.
         startup: seconds of each phase of the start, in order; empty if it was not timed.
     """
@@ -69,13 +61,8 @@ class Engine:
         self.config, self.tokenizer = config, tokenizer
         self.default_sampling = default_sampling or {}
         self.startup: Mapping[str, float] = {}
-        self.params = params
-        self.programs = make_programs(config, logits_processor)
-        self.pool = init_pool(config.model, config.cache, self.programs.mesh)
-        self.programs.warm_up(params, self.pool)
-        self._compiles = CompileCounter()
+        self.executor = Executor(config, params, logits_processor)
         self._in_flight: LaunchedStep | None = None
-        self._drawn: Drawn = self.programs.nothing_drawn()
         self._last_end_s = 0.0
         self._accounts = Accounts()
         scheduler = open_scheduler(config)
@@ -156,35 +143,54 @@ class Engine:
         """End a request in whatever state; return its last delta, None if it has ended already."""
         return self._live.abort(request_id)
 
-    @property
-    def scheduler(self) -> Scheduler:
-        """Decides what each step computes; another may take its place while no request lives."""
-        return self._live.scheduler
+    def step(self) -> list[RequestDelta]:
+        """Launch the next step on the device, then deliver what the one before it drew.
 
-    @scheduler.setter
-    def scheduler(self, scheduler: Scheduler) -> None:
-        assert not self.num_live, "a request lives"
-        self._live.scheduler, self._in_flight = scheduler, None  # nobody wants what that draws
+        Without overlap, or where the next step needs what this one draws, it is delivered at once.
+        """
+        before, self._in_flight = self._in_flight, None
+        launched = self._launch(before)
+        deltas = (self._read(before) if before else []) + self._live.take_failed()
+        if launched and (launched.needs_reading or not self.config.async_scheduling):
+            return deltas + self._read(launched)
+        if self.scheduler.has_work:  # otherwise nobody wants what it draws
+            self._in_flight = launched
+        return deltas
 
-    @property
-    def rules(self) -> RuleBook:
-        """What live requests may draw."""
-        return self._live.rules
+    def _launch(self, before: LaunchedStep | None) -> LaunchedStep | None:
+        """Schedule and start the step after `before`; None if there is nothing to compute."""
+        start_s = time.monotonic()
+        ahead_of, pending = (before.work, before.rows()) if before else (None, NOTHING_PENDING)
+        return self._start(self.scheduler.schedule(ahead_of=ahead_of), start_s, pending)
 
-    @property
-    def weights_version(self) -> int:
-        """How often the parameters were replaced."""
-        return self._live.weights_version
+    def _start(
+        self,
+        work: ScheduledStep,
+        start_s: float,
+        pending: Mapping[Sequence, int] = NOTHING_PENDING,
+    ) -> LaunchedStep | None:
+        """Start a scheduled step's programs; None if there is nothing to compute.
 
-    @property
-    def has_work(self) -> bool:
-        """Whether a step would do anything."""
-        return self.scheduler.has_work
+        Args:
+            start_s: when the step was begun, on the monotonic clock.
+            pending: the rows of the step before that drew tokens this one goes on from.
+        """
+        self._accounts.note_scheduled(work, start_s, self._live.answers)
+        if not work.chunks:
+            return None
+        return self.executor.launch(work, self._live, start_s=start_s, pending=pending)
 
-    @property
-    def num_live(self) -> int:
-        """Requests that have not ended."""
-        return len(self._live.answers)
+    def _read(self, launched: LaunchedStep) -> list[RequestDelta]:
+        """Wait for a step's draws and turn them into the requests' deltas."""
+        tokens, tables = launched.read(), launched.logprobs(self.tokenizer)
+        self._live.taps.absorb(launched.reads)
+        now_s = time.monotonic()
+        drawn = self.scheduler.commit(launched.work, tokens)
+        deltas = self._live.absorb(drawn, tables, now_s)
+        start_s = max(launched.start_s, self._last_end_s)
+        self._accounts.note_read(launched.work, start_s, len(drawn), self.scheduler)
+        self._last_end_s = now_s
+        return deltas
 
     def snapshot(self, path: str | Path) -> None:
         """Write everything the engine is in the middle of to a new folder, and go on.
@@ -194,7 +200,7 @@ class Engine:
         Raises:
             SnapshotError: `path` exists or cannot be written.
         """
-        write_snapshot(capture(self._core(), self._live.answers), path)
+        write_snapshot(capture(self._core()), path)
 
     def restore(self, path: str | Path) -> list[RequestDelta]:
         """Continue what a snapshot of an engine with the same model was in the middle of.
@@ -212,94 +218,10 @@ class Engine:
             raise SnapshotError(
                 f"the engine has {self.num_live} requests: restore into one that has none"
             )
-        state = read_snapshot(path)
-        self.pool, self._live.answers, told = continue_state(state, self._core())
-        return told
+        return continue_state(read_snapshot(path), self._core())
 
     def _core(self) -> EngineCore:
-        return EngineCore(
-            self.config, self.params, self.pool, self.scheduler, self.tokenizer, self.rules
-        )
-
-    def step(self) -> list[RequestDelta]:
-        """Launch the next step on the device, then deliver what the one before it drew.
-
-        Without overlap, or where the next step needs what this one draws, it is delivered at once.
-        """
-        before, self._in_flight = self._in_flight, None
-        launched = self._launch(before)
-        deltas = (self._read(before) if before else []) + self._live.take_failed()
-        if launched and (launched.needs_reading or not self.config.async_scheduling):
-            return deltas + self._read(launched)
-        if self.scheduler.has_work:  # otherwise nobody wants what it draws
-            self._in_flight = launched
-        return deltas
-
-    def _launch(self, before: LaunchedStep | None) -> LaunchedStep | None:
-        """Start the step after `before`; None if there is nothing to compute."""
-        ahead_of, pending = (before.work, before.rows()) if before else (None, {})
-        return self._start(lambda: self.scheduler.schedule(ahead_of=ahead_of), pending)
-
-    def _start(
-        self,
-        schedule: Callable[[], ScheduledStep],
-        pending: Mapping[Sequence, int] = NOTHING_PENDING,
-    ) -> LaunchedStep | None:
-        """Schedule a step and start its programs; None if there is nothing to compute.
-
-        Args:
-            pending: the rows of the step before that drew tokens this one goes on from.
-        """
-        start_s = time.monotonic()
-        work = schedule()
-        self._accounts.note_scheduled(work, start_s, self._live.answers)
-        if not work.chunks:
-            return None
-        programs = self.programs
-        with self._compiles.watch():
-            if work.copies:
-                self.pool = programs.run_copies(self.pool, work.copies)
-            shape = programs.batch_shape(work.num_tokens)
-            batch = pack(work.chunks, shape, self.config.cache.block_size, pending=pending)
-            batch, reads = self._live.taps.pack(work.chunks, batch)
-            hidden, self.pool = programs.run_backbone(self.params, self.pool, batch, self._drawn)
-            read_prompts(programs, self.params, work.chunks, hidden, self._live.answers)
-            reads = reads and replace(reads, out=hidden.taps)
-            launched = LaunchedStep(work, start_s, self._draw(work.chunks, hidden), reads)
-        launched.start_copying()
-        return launched
-
-    def _draw(self, chunks: tuple[Chunk, ...], hidden: BackboneOutput) -> SampleOutput | None:
-        drawn = draws(chunks)
-        if not drawn:
-            return None
-        rows = self.programs.pack_rows(drawn, self._live.masks(drawn))
-        out, self._drawn = self.programs.run_draw(self.params, hidden, rows)
-        return out
-
-    def _read(self, launched: LaunchedStep) -> list[RequestDelta]:
-        """Wait for a step's draws and turn them into the requests' deltas."""
-        tokens, tables = launched.read(), launched.logprobs(self.tokenizer)
-        self._live.taps.absorb(launched.reads)
-        now_s = time.monotonic()
-        drawn = self.scheduler.commit(launched.work, tokens)
-        deltas = self._live.absorb(drawn, tables, now_s)
-        start_s = max(launched.start_s, self._last_end_s)
-        self._accounts.note_read(launched.work, start_s, len(drawn), self.scheduler)
-        self._last_end_s = now_s
-        return deltas
-
-    def add_observer(self, observer: EngineObserver) -> None:
-        """Tell `observer` of every step and every ended request."""
-        self._accounts.observers.append(observer)
-
-    def stats(self) -> EngineStats:
-        """Return gauges and counters."""
-        return self._accounts.stats(self.scheduler, self._compiles.count)
-
-    def reset_prefix_cache(self) -> bool:
-        """Forget all cached prefixes unless a request holds blocks; return whether it was done."""
-        return self.scheduler.pool.reset_prefix_cache()
+        return EngineCore(self.config, self.executor, self._live)
 
     def update_params(self, params: ModelParams) -> int:
         """Replace the parameters by others of the same model; forget all cached prefixes.
@@ -314,13 +236,58 @@ class Engine:
             RuntimeError: a request is being answered.
         """
         check_may_update(self.config.mesh, self.num_live)
-        self.params = fitted(params, self.params, self.config.model)
+        self.executor.params = fitted(params, self.params, self.config.model)
         assert self.reset_prefix_cache(), "a block is held, but by no request"
         self._live.weights_version += 1
         return self.weights_version
 
+    def add_observer(self, observer: EngineObserver) -> None:
+        """Tell `observer` of every step and every ended request."""
+        self._accounts.observers.append(observer)
+
+    def stats(self) -> EngineStats:
+        """Return gauges and counters."""
+        return self._accounts.stats(self.scheduler, self.executor.compiles.count)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes unless a request holds blocks; return whether it was done."""
+        return self.scheduler.pool.reset_prefix_cache()
+
     def close(self) -> None:
         """Free the device's memory. The engine is unusable afterwards."""
-        for leaf in jax.tree.leaves((self.pool, self.params)):
-            if not leaf.is_deleted():
-                leaf.delete()
+        self.executor.close()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+        return self.scheduler.has_work
+
+    @property
+    def num_live(self) -> int:
+        """Requests that have not ended."""
+        return len(self._live.answers)
+
+    @property
+    def params(self) -> ModelParams:
+        """The model's, as the programs take them."""
+        return self.executor.params
+
+    @property
+    def weights_version(self) -> int:
+        """How often the parameters were replaced."""
+        return self._live.weights_version
+
+    @property
+    def rules(self) -> RuleBook:
+        """What live requests may draw."""
+        return self._live.rules
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """Decides what each step computes; another may take its place while no request lives."""
+        return self._live.scheduler
+
+    @scheduler.setter
+    def scheduler(self, scheduler: Scheduler) -> None:
+        assert not self.num_live, "a request lives"
+        self._live.scheduler, self._in_flight = scheduler, None  # nobody wants what that draws

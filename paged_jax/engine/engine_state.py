@@ -15,10 +15,10 @@ from paged_jax.config import EngineConfig, ModelConfig
 from paged_jax.device.kv_pool import KVPool, pool_dtype
 from paged_jax.device.kv_rows import Rows, fit_heads, read_rows, row_shapes, write_rows
 from paged_jax.engine.admission import check_request
-from paged_jax.engine.answers import Answer
+from paged_jax.engine.executor import Executor
+from paged_jax.engine.live_requests import LiveRequests
 from paged_jax.engine.saved_requests import load_answer, load_request, save_answer, save_request
 from paged_jax.engine.snapshot import EngineState
-from paged_jax.engine.token_rules import RuleBook
 from paged_jax.host.invalid_request import InvalidRequest
 from paged_jax.host.request import Request
 from paged_jax.host.saved import (
@@ -28,11 +28,8 @@ from paged_jax.host.saved import (
     resume_sequences,
     save_sequences,
 )
-from paged_jax.host.scheduler import Scheduler
 from paged_jax.models.fingerprint import fingerprint
-from paged_jax.models.params import ModelParams
 from paged_jax.outputs import RequestDelta
-from paged_jax.text.tokenizer import Tokenizer
 
 OF_THE_MESH = ("num_kv_heads", "is_packed")  # of a ModelConfig: may differ
 
@@ -42,15 +39,12 @@ class EngineCore:
     """The parts of an engine that have state, or that state depends on."""
 
     config: EngineConfig
-    params: ModelParams
-    pool: KVPool
-    scheduler: Scheduler
-    tokenizer: Tokenizer
-    rules: RuleBook
+    executor: Executor
+    live: LiveRequests
 
 
-def capture(core: EngineCore, answers: Mapping[str, Answer]) -> EngineState:
-    """Return what the engine is in the middle of; `core` stays as it is.
+def capture(core: EngineCore) -> EngineState:
+    """Return what the engine is in the middle of; it stays as it is.
 
     Raises:
         SnapshotError: a beam search is running, a prompt is being embedded, a request has taps, or
@@ -58,7 +52,7 @@ def capture(core: EngineCore, answers: Mapping[str, Answer]) -> EngineState:
     """
     if core.config.model.mods is not None:
         raise SnapshotError("a snapshot does not hold functions of yours (score_mod, mask_mod)")
-    now_s, scheduler = time.monotonic(), core.scheduler
+    now_s, scheduler, answers = time.monotonic(), core.live.scheduler, core.live.answers
     sequences, slots = save_sequences(scheduler)
     in_order = sorted(scheduler.sequences, key=lambda sequence: sequence.rank)
     requests = {sequence.request.id: sequence.request for sequence in in_order}
@@ -72,25 +66,20 @@ def capture(core: EngineCore, answers: Mapping[str, Answer]) -> EngineState:
     facts = {
         "model": _model_facts(core.config),
         "model_name": core.config.model_name,
-        "fingerprint": fingerprint(core.params),
+        "fingerprint": fingerprint(core.executor.params),
         "kv_dtype": pool_dtype(core.config.model, core.config.cache),
         "batch_invariant": core.config.batch_invariant,
         "num_rows": len(slots),
         "requests": [save_request(r, now_s, scheduler.max_len) for r in requests.values()],
         "answers": {key: save_answer(answers[key], now_s) for key in requests},
-        "begun": {key: list(core.rules.begun(key)) for key in requests},
+        "begun": {key: list(core.live.rules.begun(key)) for key in requests},
         "sequences": [asdict(sequence) for sequence in sequences],
     }
-    return EngineState(facts, read_rows(core.pool, slots) if slots else {})
+    return EngineState(facts, read_rows(core.executor.pool, slots) if slots else {})
 
 
-def continue_state(
-    state: EngineState, core: EngineCore
-) -> tuple[KVPool, dict[str, Answer], list[RequestDelta]]:
-    """Give the state to an idle engine. Donates: core.pool.
-
-    Returns:
-        its new pool, its answers, and what each of them has told so far.
+def continue_state(state: EngineState, core: EngineCore) -> list[RequestDelta]:
+    """Give the state to an idle engine, and return what each answer has told so far.
 
     Raises:
         SnapshotError: the state cannot be continued here; then nothing has changed.
@@ -98,7 +87,7 @@ def continue_state(
     facts, now_s = state.facts, time.monotonic()
     try:
         _check_model(facts, core)
-        rows = _fitting_rows(state, core.pool)
+        rows = _fitting_rows(state, core.executor.pool)
         eos_ids = core.config.model.eos_token_ids
         listed = [load_request(each, now_s, eos_ids) for each in facts["requests"]]
         requests = {request.id: request for request in listed}
@@ -110,16 +99,18 @@ def continue_state(
         raise SnapshotError(
             f"the snapshot does not hold what it should ({error}): take it again"
         ) from error
-    revived, writes = resume_sequences(core.scheduler, sequences, requests)
-    pool = write_rows(core.pool, rows, writes) if writes else core.pool
-    made, told = dict[str, Answer](), list[RequestDelta]()
+    executor, live, told = core.executor, core.live, list[RequestDelta]()
+    revived, writes = resume_sequences(live.scheduler, sequences, requests)
+    if writes:
+        executor.pool = write_rows(executor.pool, rows, writes)
     for key, request in requests.items():
-        live = [sequence for sequence in revived if sequence.request.id == key]
+        own = [sequence for sequence in revived if sequence.request.id == key]
         saved, begun = answers[key]
-        core.rules.add(request, core.rules.compile(request.sampling), begun=begun)
-        made[key], choices = load_answer(saved, request, core.tokenizer, live, now_s)
-        told.append(RequestDelta(key, tuple(choices), False, made[key].num_cached))
-    return pool, made, told
+        live.rules.add(request, live.rules.compile(request.sampling), begun=begun)
+        answer, choices = load_answer(saved, request, live.tokenizer, own, now_s)
+        live.answers[key] = answer
+        told.append(RequestDelta(key, tuple(choices), False, answer.num_cached))
+    return told
 
 
 def _model_facts(config: EngineConfig) -> dict[str, Any]:
@@ -156,7 +147,7 @@ def _check_model(facts: Mapping[str, Any], core: EngineCore) -> None:
             "the snapshot was not taken with --batch-invariant, so its keys and values may differ "
             "in bits: leave it out here"
         )
-    if facts["fingerprint"] != fingerprint(core.params):
+    if facts["fingerprint"] != fingerprint(core.executor.params):
         raise SnapshotError(
             f"the snapshot is of {name} with other weights than these: load that model"
         )
@@ -192,11 +183,11 @@ def _check_requests(
     requests: Mapping[str, Request], sequences: list[SavedSequence], core: EngineCore
 ) -> None:
     """Raise SnapshotError unless this engine can bring every request to its end."""
-    vocab, longest = core.config.model.vocab_size, core.scheduler.max_len
+    vocab, longest = core.config.model.vocab_size, core.live.scheduler.max_len
     for request in requests.values():
         try:
             check_request(request.prompt, request.sampling, core.config)
-            core.rules.compile(request.sampling)
+            core.live.rules.compile(request.sampling)
         except InvalidRequest as error:
             raise SnapshotError(f"request {request.id!r} cannot go on here: {error}") from error
         if len(request.prompt) + request.max_tokens > longest:

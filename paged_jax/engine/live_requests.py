@@ -30,6 +30,7 @@ class LiveRequests:
 
     Attributes:
         scheduler: of their sequences.
+        tokenizer: makes text of their tokens.
         answers: by id.
         rules: what they may draw.
         taps: what they read and change in the layers.
@@ -44,7 +45,7 @@ class LiveRequests:
         self.taps = TapBook(model)
         self.weights_version = 0
         self._beams = BeamSearches(model.vocab_limit or model.vocab_size)
-        self.scheduler, self._tokenizer, self._accounts = scheduler, tokenizer, accounts
+        self.scheduler, self.tokenizer, self._accounts = scheduler, tokenizer, accounts
         self._failed: list[RequestDelta] = []  # not delivered yet
 
     def add(
@@ -55,7 +56,7 @@ class LiveRequests:
         Args:
             begun: tokens of its answer that its prompt ends with.
         """
-        self.answers[request.id] = Answer(request, self._tokenizer)
+        self.answers[request.id] = Answer(request, self.tokenizer)
         self.rules.add(request, grammar, begun=begun)
         self._beams.add(request)
         self.taps.add(request)

@@ -5,6 +5,7 @@ its own; each takes its share of those there are. Chunks of one prompt may follo
 the stages.
 """
 
+import time
 from collections import deque
 from collections.abc import Sequence as Seq
 from pathlib import Path
@@ -74,5 +75,6 @@ class PipelinedEngine(Engine):
 
     def _launch_beside(self) -> LaunchedStep | None:
         """Start a step of sequences that no step in flight draws for."""
+        start_s = time.monotonic()
         flying = [step.work for step in self._flying]
-        return self._start(lambda: self.scheduler.schedule_beside(flying, self._num_lanes))
+        return self._start(self.scheduler.schedule_beside(flying, self._num_lanes), start_s)

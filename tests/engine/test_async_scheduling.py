@@ -78,10 +78,10 @@ def test_an_end_seen_late_wastes_one_token(overlapped: LLM, steps: list[Schedule
 
 
 def test_a_step_is_launched_before_the_one_before_it_is_read(overlapped: LLM, monkeypatch) -> None:
-    engine, events = overlapped.engine, []
-    scheduler, commit, draw = engine.scheduler, engine.scheduler.commit, engine.programs.run_draw
+    scheduler, programs = overlapped.engine.scheduler, overlapped.engine.executor.programs
+    commit, draw, events = scheduler.commit, programs.run_draw, []
     monkeypatch.setattr(scheduler, "commit", lambda *a: events.append("read") or commit(*a))
-    monkeypatch.setattr(engine.programs, "run_draw", lambda *a: events.append("draw") or draw(*a))
+    monkeypatch.setattr(programs, "run_draw", lambda *a: events.append("draw") or draw(*a))
 
     overlapped.generate([[5] * 9], SamplingParams(max_tokens=3, ignore_eos=True), use_tqdm=False)
     assert events == ["draw", "draw", "read", "draw", "read", "read"]

@@ -119,7 +119,7 @@ def test_other_chunks_preemption_and_blocks_change_no_bit(
 
 
 def test_a_step_is_one_program_and_nothing_compiles_later(steady: LLM) -> None:
-    programs = steady.engine.programs  # type: ignore[union-attr]
+    programs = steady.engine.executor.programs  # type: ignore[union-attr]
     told(steady, list(range(32)))
     steady.generate([[5, 6, 7]] * 3, SamplingParams(temperature=0.0), use_tqdm=False)
 

@@ -52,13 +52,13 @@ def test_a_compilation_is_counted_and_named(caplog) -> None:
 
 def test_a_shape_that_was_not_compiled_is_an_error_that_says_what_was(llm: LLM) -> None:
     with pytest.raises(ValueError, match=r"no program copy 3 was compiled; its sizes are 16"):
-        llm.engine.programs.call("copy", 3, lambda: None)
+        llm.engine.executor.programs.call("copy", 3, lambda: None)
 
 
 def test_a_type_that_was_not_compiled_is_an_error_that_names_the_argument(llm: LLM) -> None:
-    programs, wrong = llm.engine.programs, np.zeros(16, np.int16)
+    programs, wrong = llm.engine.executor.programs, np.zeros(16, np.int16)
     with pytest.raises(TypeError, match=r"compiled with int32\[16\] and called with int16\[16\]"):
-        programs.call("copy", 16, lambda: None, llm.engine.pool, wrong, wrong)
+        programs.call("copy", 16, lambda: None, llm.engine.executor.pool, wrong, wrong)
 
 
 def test_a_compilation_in_another_thread_is_not_counted() -> None:
@@ -78,7 +78,7 @@ def test_one_program_that_does_not_compile_ends_the_start(llm: LLM, monkeypatch)
 
     monkeypatch.setattr(programs, "lower_backbone", lambda *_: Broken())
     with pytest.raises(RuntimeError, match="no such instruction"):
-        programs.warm_up(llm.engine.params, llm.engine.pool)
+        programs.warm_up(llm.engine.params, llm.engine.executor.pool)
 
 
 @pytest.fixture(scope="module")

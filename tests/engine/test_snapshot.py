@@ -95,7 +95,8 @@ def test_an_engine_with_requests_does_not_restore(llm: LLM, begun) -> None:
 def test_other_weights_are_refused(llm: LLM, begun, monkeypatch) -> None:
     params = llm.engine.params
     layer = jax.tree.map(lambda leaf: leaf + 1, params.layers[1])
-    monkeypatch.setattr(llm.engine, "params", params.replace(layers=(params.layers[0], layer)))
+    changed = params.replace(layers=(params.layers[0], layer))
+    monkeypatch.setattr(llm.engine.executor, "params", changed)
     with pytest.raises(SnapshotError, match="with other weights than these: load that model"):
         llm.engine.restore(begun[0])
     assert not llm.engine.has_work

@@ -191,9 +191,9 @@ def test_more_requests_with_taps_than_have_seats_wait_and_others_pass(llm: LLM) 
 def test_switching_taps_compiles_nothing_and_only_tapped_steps_run_the_tapped_program(
     llm: LLM, monkeypatch
 ) -> None:
-    called, call = list[str](), llm.engine.programs.call
+    called, call = list[str](), llm.engine.executor.programs.call
     spy = lambda name, *rest: called.append(name) or call(name, *rest)  # noqa: E731
-    monkeypatch.setattr(llm.engine.programs, "call", spy)
+    monkeypatch.setattr(llm.engine.executor.programs, "call", spy)
     for taps in (None, ALL, Taps(edits=EDITS["everything"]), None, replace(ALL, attention=())):
         called.clear()
         run(llm, make_prompt(30), taps)

@@ -166,7 +166,7 @@ def test_a_replica_has_its_arrays_on_its_own_devices(engine_on) -> None:
     on = [
         [
             {device.id for leaf in jax.tree.leaves(part) for device in leaf.devices()}
-            for part in (each.params.layers[:2], each.params.layers[2:], each.pool.k[2:])
+            for part in (each.params.layers[:2], each.params.layers[2:], each.executor.pool.k[2:])
         ]
         for each in engines
     ]
