@@ -16,7 +16,7 @@ from paged_jax.engine_args import EngineArgs
 from paged_jax.host.beams import BeamSearchParams
 from paged_jax.host.invalid_request import InvalidRequest
 from paged_jax.host.pooling import PoolingParams
-from paged_jax.host.sampling_params import SamplingParams, beam_sampling
+from paged_jax.host.sampling_params import SamplingParams, beam_sampling, embedding_sampling
 from paged_jax.host.saved import SnapshotError
 from paged_jax.llm_metrics import Metric, metrics_of
 from paged_jax.llm_prompts import EncodedPrompt, Prompt, encode_prompts
@@ -159,8 +159,7 @@ class LLM:
         Args:
             pooling_params: None is the last token's hidden state, scaled to length 1.
         """
-        pooling = pooling_params or PoolingParams()
-        params = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False, pooling=pooling)
+        params = embedding_sampling(pooling_params or PoolingParams())
         encoded = encode_prompts(prompts, self.get_tokenizer())
         return [_embedding(output) for output in self._run(encoded, params, use_tqdm=use_tqdm)]
 

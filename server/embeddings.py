@@ -7,7 +7,7 @@ from functools import cache
 
 from paged_jax.host.invalid_request import InvalidRequest
 from paged_jax.host.pooling import POOLINGS, PoolingParams
-from paged_jax.host.sampling_params import SamplingParams
+from paged_jax.host.sampling_params import embedding_sampling
 from paged_jax.outputs import RequestOutput
 from server.call import AnswerOptions, Call
 from server.logprobs import TokenSpelling
@@ -61,7 +61,7 @@ def parse_embeddings(state: ServerState, fields: Fields, header_id: str | None) 
             "dimensions",
         )
     pooling = PoolingParams(pooling=fields.get("pooling"), normalize=fields.get("normalize"))
-    params = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False, pooling=pooling)
+    params = embedding_sampling(pooling)
     answer = AnswerOptions(
         spell=TokenSpelling(state.engine.tokenizer.token_text),
         is_scoring=True,

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import cache
 
-from paged_jax.host.sampling_params import (
+from paged_jax.host.sampling_limits import (
     MAX_ALLOWED_IDS,
     MAX_BAD_WORD_LEN,
     MAX_BAD_WORDS,

@@ -29,7 +29,7 @@ from paged_jax.device.sharding import POOL, REPLICATED, jit_on, make_mesh
 from paged_jax.device.step_batch import BatchShape, StepBatch, empty_batch
 from paged_jax.host.buckets import pick, row_buckets, token_buckets
 from paged_jax.host.dry import MAX_DRY_IDS
-from paged_jax.host.sampling_params import MAX_BIAS_IDS, MAX_STOP_IDS
+from paged_jax.host.sampling_limits import MAX_BIAS_IDS, MAX_STOP_IDS
 from paged_jax.models.params import ModelParams
 
 logger = logging.getLogger("paged_jax")

@@ -19,17 +19,19 @@ from paged_jax.host.field_checks import (
 )
 from paged_jax.host.invalid_request import InvalidRequest
 from paged_jax.host.pooling import PoolingParams
+from paged_jax.host.sampling_limits import (
+    MAX_ALLOWED_IDS,
+    MAX_BAD_WORD_LEN,
+    MAX_BAD_WORDS,
+    MAX_BIAS_IDS,
+    MAX_STOP_IDS,
+    MAX_STOP_LEN,
+    MAX_STOP_STRINGS,
+    RANGES,
+)
 from paged_jax.host.structured_outputs import StructuredOutputsParams
 from paged_jax.host.taps import Taps, check_field
 
-MAX_N = 128
-MAX_STOP_STRINGS = 4
-MAX_STOP_LEN = 1024
-MAX_STOP_IDS = 1024
-MAX_BIAS_IDS = 1024
-MAX_ALLOWED_IDS = 1024
-MAX_BAD_WORDS = 128
-MAX_BAD_WORD_LEN = 256
 GREEDY_BELOW = 1e-5
 
 
@@ -275,27 +277,10 @@ def beam_sampling(search: BeamSearchParams, *, logprobs: int | None = None) -> S
     )
 
 
-_INT64 = 1 << 63
-# Kind and bounds of every numeric field; the HTTP side publishes the same.
-RANGES: dict[str, tuple[type, float, float]] = {
-    "n": (int, 1, MAX_N),
-    "presence_penalty": (float, -2, 2),
-    "frequency_penalty": (float, -2, 2),
-    "repetition_penalty": (float, 1e-6, 1e6),
-    "temperature": (float, 0, 2),
-    "top_p": (float, 0, 1),
-    "top_k": (int, 0, _INT64),
-    "min_p": (float, 0, 1),
-    "seed": (int, -_INT64, _INT64 - 1),
-    "max_tokens": (int, 1, _INT64),
-    "min_tokens": (int, 0, _INT64),
-    "logprobs": (int, 0, _INT64),
-    "prompt_logprobs": (int, 0, _INT64),
-    "xtc_probability": (float, 0, 1),
-    "xtc_threshold": (float, 0, 1),
-    "dry_multiplier": (float, 0, 100),
-    "dry_base": (float, 1, 100),
-    "dry_allowed_length": (int, 1, 4096),
-}
+def embedding_sampling(pooling: PoolingParams) -> SamplingParams:
+    """Return the parameters of a request for an embedding: it draws one token nobody is told."""
+    return SamplingParams(max_tokens=1, temperature=0.0, detokenize=False, pooling=pooling)
+
+
 _SWITCHES = ("ignore_eos", "detokenize", "skip_special_tokens", "include_stop_str_in_output")
 _OPTIONAL = {"seed", "max_tokens", "logprobs", "prompt_logprobs"}
