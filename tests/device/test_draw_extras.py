@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_sampling import SHAPE, VOCAB, change_logits, distribution, make_mixed, make_sequence
+from sampling_oracle import SHAPE, VOCAB, change_logits, distribution, make_mixed, make_sequence
 
 from paged_jax.device.draw_extras import DrawExtras, exclude_top_choices
 from paged_jax.device.sampling import sample
