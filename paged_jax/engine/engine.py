@@ -6,6 +6,7 @@ thread-safe: one thread adds, steps and aborts. One request's fault ends that re
 """
 
 import time
+from collections import deque
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
@@ -62,7 +63,7 @@ class Engine:
         self.default_sampling = default_sampling or {}
         self.startup: Mapping[str, float] = {}
         self.executor = Executor(config, params, logits_processor)
-        self._in_flight: LaunchedStep | None = None
+        self._in_flight: deque[LaunchedStep] = deque()  # oldest first
         self._last_end_s = 0.0
         self._accounts = Accounts()
         scheduler = open_scheduler(config)
@@ -148,13 +149,13 @@ class Engine:
 
         Without overlap, or where the next step needs what this one draws, it is delivered at once.
         """
-        before, self._in_flight = self._in_flight, None
+        before = self._in_flight.popleft() if self._in_flight else None
         launched = self._launch(before)
         deltas = (self._read(before) if before else []) + self._live.take_failed()
         if launched and (launched.needs_reading or not self.config.async_scheduling):
             return deltas + self._read(launched)
-        if self.scheduler.has_work:  # otherwise nobody wants what it draws
-            self._in_flight = launched
+        if launched and self.scheduler.has_work:  # otherwise nobody wants what it draws
+            self._in_flight.append(launched)
         return deltas
 
     def _launch(self, before: LaunchedStep | None) -> LaunchedStep | None:
@@ -290,4 +291,5 @@ class Engine:
     @scheduler.setter
     def scheduler(self, scheduler: Scheduler) -> None:
         assert not self.num_live, "a request lives"
-        self._live.scheduler, self._in_flight = scheduler, None  # nobody wants what that draws
+        self._live.scheduler = scheduler
+        self._in_flight.clear()  # nobody wants what that draws

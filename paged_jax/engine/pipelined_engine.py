@@ -6,43 +6,19 @@ the stages.
 """
 
 import time
-from collections import deque
 from collections.abc import Sequence as Seq
 from pathlib import Path
 
-from paged_jax.config import EngineConfig
-from paged_jax.device.draw_extras import LogitsProcessor
 from paged_jax.engine.engine import Engine
 from paged_jax.engine.launched import LaunchedStep
 from paged_jax.host.invalid_request import InvalidRequest
 from paged_jax.host.sampling_params import SamplingParams
 from paged_jax.host.saved import SnapshotError
-from paged_jax.models.params import ModelParams
 from paged_jax.outputs import RequestDelta
-from paged_jax.text.tokenizer import Tokenizer
 
 
 class PipelinedEngine(Engine):
     """An Engine whose step launches one step and, once the pipeline is full, reads the oldest."""
-
-    def __init__(
-        self,
-        config: EngineConfig,
-        params: ModelParams,
-        tokenizer: Tokenizer,
-        *,
-        default_sampling: dict[str, object] | None = None,
-        logits_processor: LogitsProcessor | None = None,
-    ):
-        super().__init__(
-            config,
-            params,
-            tokenizer,
-            default_sampling=default_sampling,
-            logits_processor=logits_processor,
-        )
-        self._num_lanes = config.mesh.stage if self.config.async_scheduling else 1
-        self._flying: deque[LaunchedStep] = deque()
 
     def check_size(self, prompt: Seq[int], params: SamplingParams) -> None:
         """Raise InvalidRequest if this can never be served, as a beam search by a pipeline."""
@@ -64,17 +40,22 @@ class PipelinedEngine(Engine):
         """Launch a step; deliver what the oldest drew if all stages have work, or none is left."""
         launched = self._launch_beside()
         if launched is not None:
-            self._flying.append(launched)
-        is_filling = launched is not None and len(self._flying) < self._num_lanes
-        is_read = self._flying and not is_filling
-        deltas = self._read(self._flying.popleft()) if is_read else []
+            self._in_flight.append(launched)
+        is_filling = launched is not None and len(self._in_flight) < self._num_lanes
+        is_read = self._in_flight and not is_filling
+        deltas = self._read(self._in_flight.popleft()) if is_read else []
         deltas += self._live.take_failed()
         if not self.scheduler.has_work:
-            self._flying.clear()  # nobody wants what they draw
+            self._in_flight.clear()  # nobody wants what they draw
         return deltas
 
     def _launch_beside(self) -> LaunchedStep | None:
         """Start a step of sequences that no step in flight draws for."""
         start_s = time.monotonic()
-        flying = [step.work for step in self._flying]
+        flying = [step.work for step in self._in_flight]
         return self._start(self.scheduler.schedule_beside(flying, self._num_lanes), start_s)
+
+    @property
+    def _num_lanes(self) -> int:
+        """How many steps share the sequences."""
+        return self.config.mesh.stage if self.config.async_scheduling else 1

@@ -76,7 +76,7 @@ def test_a_step_on_its_way_is_drawn_again(llm: LLM, tmp_path: Path) -> None:
         params = SamplingParams(seed=number, max_tokens=9, ignore_eos=True)
         engine.add([5 + number] * 20, params, request_id=str(number))
     run(engine, 5)
-    assert engine._in_flight is not None, "trigger: nothing is on its way"
+    assert engine._in_flight, "trigger: nothing is on its way"
     engine.snapshot(tmp_path / "state")
     rest = told(run(engine))
 
