@@ -14,6 +14,7 @@ from typing import Protocol
 import numpy as np
 
 from paged_jax.config import OptionError
+from paged_jax.host.sampling_params import SamplingParams
 
 FIRST_ID = 100  # lower ids are special tokens in many vocabularies
 MIN_LEN, MAX_PROMPT, MAX_TOTAL = 4, 1024, 2048  # what is taken from a file, as vLLM's client does
@@ -42,6 +43,11 @@ class BenchRequest:
 
     prompt: tuple[int, ...]
     max_tokens: int
+
+
+def exactly(max_tokens: int) -> SamplingParams:
+    """Return greedy sampling to an exact length, of ids alone."""
+    return SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True, detokenize=False)
 
 
 @dataclass(frozen=True)

@@ -6,14 +6,13 @@ import os
 import time
 from collections.abc import Sequence
 
-from paged_jax.bench.datasets import BenchRequest
+from paged_jax.bench.datasets import BenchRequest, exactly
 from paged_jax.bench.machine import peak_rss_bytes
 from paged_jax.bench.metrics import Figures, Outcome
 from paged_jax.build import build_engine
 from paged_jax.engine.engine import Engine
 from paged_jax.engine_args import EngineArgs
 from paged_jax.host.invalid_request import InvalidRequest
-from paged_jax.host.sampling_params import SamplingParams
 from paged_jax.host.trace import EngineStats, RequestRecord, StepRecord
 
 
@@ -85,11 +84,8 @@ class OwnEngine:
         ]
 
     def _add(self, index: int, request: BenchRequest) -> str | None:
-        params = SamplingParams(
-            temperature=0.0, max_tokens=request.max_tokens, ignore_eos=True, detokenize=False
-        )
         try:
-            self.engine.add(request.prompt, params, request_id=str(index))
+            self.engine.add(request.prompt, exactly(request.max_tokens), request_id=str(index))
         except InvalidRequest as error:
             return str(error)
         return None

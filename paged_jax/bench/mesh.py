@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paged_jax.bench.datasets import BenchRequest, Draw, random_requests
+from paged_jax.bench.datasets import BenchRequest, Draw, exactly, random_requests
 from paged_jax.bench.hlo_traffic import Traffic, added, collectives
 from paged_jax.bench.machine import machine_facts
 from paged_jax.bench.mesh_picture import Placement, picture, placements
@@ -26,7 +26,6 @@ from paged_jax.bench.report import write_json
 from paged_jax.config import OptionError
 from paged_jax.engine_args import EngineArgs
 from paged_jax.flags import add_engine_flags, read_engine_args
-from paged_jax.host.sampling_params import SamplingParams
 from paged_jax.host.trace import RequestRecord, StepRecord
 
 if TYPE_CHECKING:
@@ -157,10 +156,7 @@ def measure(
 def run(engine: "Engine | Replicas", requests: Sequence[BenchRequest]) -> list[list[int]]:
     """Answer all requests, greedy and to their exact lengths; return the ids of each."""
     for index, request in enumerate(requests):
-        params = SamplingParams(
-            temperature=0.0, max_tokens=request.max_tokens, ignore_eos=True, detokenize=False
-        )
-        engine.add(request.prompt, params, request_id=str(index))
+        engine.add(request.prompt, exactly(request.max_tokens), request_id=str(index))
     ids: list[list[int]] = [[] for _ in requests]
     while engine.has_work:
         for delta in engine.step():

@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paged_jax.bench.datasets import Draw, random_requests
+from paged_jax.bench.datasets import Draw, exactly, random_requests
 from paged_jax.bench.machine import machine_facts
 from paged_jax.bench.report import append_json, row
 from paged_jax.config import OptionError
 from paged_jax.engine_args import EngineArgs
 from paged_jax.flags import add_engine_flags, read_engine_args
-from paged_jax.host.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from paged_jax.engine.engine import Engine
@@ -111,9 +110,7 @@ def numbers(text: str) -> list[int]:
 def _submit(engine: "Engine", batch: int, prompt_len: int, max_tokens: int) -> list[str]:
     vocab_size = engine.config.model.vocab_limit or engine.config.model.vocab_size
     draw = Draw(batch, vocab_size)
-    params = SamplingParams(
-        temperature=0.0, max_tokens=max_tokens, ignore_eos=True, detokenize=False
-    )
+    params = exactly(max_tokens)
     names = []
     for request in random_requests(draw, input_len=prompt_len, output_len=1):
         names.append(f"step-{next(NAMES)}")
