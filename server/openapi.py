@@ -91,7 +91,7 @@ def _responses(endpoint: Endpoint, state: ServerState) -> Json:
     if endpoint.answers.startswith("text/"):
         answers = {endpoint.answers: {"schema": {"type": "string"}}}
     if endpoint.body is not None and "stream" in endpoint.body(state.limits)["properties"]:
-        answers["text/event-stream"] = {"schema": {"type": "string"}}
+        answers["text/event-stream"] = {}  # tools differ: a schema of the text, or of each event
     error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
     errors = {
         str(status): {"description": text, "content": error}

@@ -44,7 +44,8 @@ metric_list: [{metric: acc}]
 """
 WRITTEN = """output_type: generate_until
 doc_to_target: "{{choices[answer]}}"
-generation_kwargs: {until: ["\\n", "."], max_gen_toks: 8, do_sample: false, temperature: 0}
+generation_kwargs: {until: ["\\n", ".", ","], max_gen_toks: 8, do_sample: false, temperature: 0}
+filter_list: [{name: stripped, filter: [{function: remove_whitespace}, {function: take_first}]}]
 metric_list: [{metric: exact_match, ignore_case: true, ignore_punctuation: true}]
 """
 

@@ -86,6 +86,14 @@ def test_description_names_every_route(served: Served):
         assert {method.lower() for method in route.methods - {"HEAD"}} == set(named)
 
 
+def test_streams_are_described_without_a_schema(served: Served):
+    paths = served.http.get("/openapi.json").json()["paths"]
+    for path in ("/v1/completions", "/v1/chat/completions", "/v1/responses"):
+        content = paths[path]["post"]["responses"]["200"]["content"]
+        assert content["text/event-stream"] == {}
+        assert content["application/json"] == {"schema": {"type": "object"}}
+
+
 def test_text_to_tokenise_has_a_limit(served: Served):
     assert served.refused("/tokenize", prompt="x" * (1 << 23))["param"] == "prompt"
     assert served.refused("/tokenize", prompt="a", messages=[])["param"] == "messages"
