@@ -22,6 +22,7 @@ constexpr Case kCases[] = {
     {"plain", 1, 1},
     {"large", 1e18f, 1e15f},
     {"small", 1e-25f, 1e-20f},
+    {"nearly nothing", 1e-30f, 1e-14f},
     {"one large item", 1, 1, 1e4f, 3e3f},
     {"ties", 1, 1, 0, 0, 3},
     {"zeros", 0, 1},

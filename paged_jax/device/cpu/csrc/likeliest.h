@@ -16,7 +16,7 @@ namespace paged_jax {
 
 constexpr float kLength = 32700.0f;  // of a rounded vector: items fit 16 bits, products 32
 constexpr float kSlack = 1.001f;     // bounds are rounded too
-constexpr float kTiny = 1e-30f;      // keeps the scale of zeros finite
+constexpr float kTiny = 1e-30f;      // keeps scales of zeros finite, and is above what underflows
 constexpr float kLowest = -std::numeric_limits<float>::infinity();
 constexpr int64_t kPanelsOfTask = 32;
 
@@ -174,7 +174,7 @@ class Search {
     Vec most[2], least[2];
     for (int half = 0; half < 2; ++half) {
       Vec value = __builtin_convertvector(sums[half], Vec) * (panel.size[half] * about.size);
-      Vec error = panel.length[half] * about.error + panel.error[half] * about.length;
+      Vec error = panel.length[half] * about.error + panel.error[half] * about.length + kTiny;
       most[half] = value + error + panel.floor[half];
       least[half] = value - error + panel.floor[half];
     }
