@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from paged_jax.host.sampling_limits import (
+    INT64,
     MAX_ALLOWED_IDS,
     MAX_BAD_WORD_LEN,
     MAX_BAD_WORDS,
@@ -29,7 +30,6 @@ from server.structure_table import STRUCTURE
 from server.taps import TAPS
 from server.wire import Json
 
-INT64 = 1 << 63
 MAX_IDS = 1 << 20  # ids of one prompt, or to be turned into text
 MAX_MESSAGES = 4096
 MAX_PROMPTS = 1024

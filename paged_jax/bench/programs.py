@@ -116,8 +116,7 @@ def _work(engine: "Engine", key: tuple[str, int]) -> tuple[int, int]:
     if name == "backbone":
         written = size * pool_bytes // slots
         return 2 * size * num_layer_weights(model), weights(engine.params.layers) + written
-    head = engine.params.embed if engine.params.unembed is None else engine.params.unembed
-    return 2 * size * model.embed_dim * model.vocab_size, weights(head)
+    return 2 * size * model.embed_dim * model.vocab_size, weights(engine.params.head)
 
 
 def _cells(report: ProgramReport, rates: tuple[float, float]) -> tuple[str, ...]:

@@ -178,9 +178,8 @@ async def _first_model(endpoint: Endpoint) -> str:
 def _tokenizer(model: str | None) -> Codec | None:
     if model is None:
         return None
-    from paged_jax.engine.preparation import (
-        load_tokenizer,  # here: it loads jax, which few runs need
-    )
+    # Here, as it loads jax, which few runs need.
+    from paged_jax.engine.preparation import load_tokenizer
     from paged_jax.weights.source import resolve_model
 
     return load_tokenizer(resolve_model(model, with_weights=False), may_lack=False)

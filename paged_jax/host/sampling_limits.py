@@ -8,7 +8,7 @@ MAX_BIAS_IDS = 1024
 MAX_ALLOWED_IDS = 1024
 MAX_BAD_WORDS = 128
 MAX_BAD_WORD_LEN = 256
-_INT64 = 1 << 63
+INT64 = 1 << 63
 
 # Kind and bounds of every numeric field.
 RANGES: dict[str, tuple[type, float, float]] = {
@@ -18,13 +18,13 @@ RANGES: dict[str, tuple[type, float, float]] = {
     "repetition_penalty": (float, 1e-6, 1e6),
     "temperature": (float, 0, 2),
     "top_p": (float, 0, 1),
-    "top_k": (int, 0, _INT64),
+    "top_k": (int, 0, INT64),
     "min_p": (float, 0, 1),
-    "seed": (int, -_INT64, _INT64 - 1),
-    "max_tokens": (int, 1, _INT64),
-    "min_tokens": (int, 0, _INT64),
-    "logprobs": (int, 0, _INT64),
-    "prompt_logprobs": (int, 0, _INT64),
+    "seed": (int, -INT64, INT64 - 1),
+    "max_tokens": (int, 1, INT64),
+    "min_tokens": (int, 0, INT64),
+    "logprobs": (int, 0, INT64),
+    "prompt_logprobs": (int, 0, INT64),
     "xtc_probability": (float, 0, 1),
     "xtc_threshold": (float, 0, 1),
     "dry_multiplier": (float, 0, 100),

@@ -55,6 +55,11 @@ class ModelParams:
     final_norm: Float[Array, " embed"]
     unembed: Float[Array, "embed vocab"] | PackedMatrix | None = None
 
+    @property
+    def head(self) -> Float[Array, "_ _"] | PackedMatrix:
+        """What gives the logits: [embed vocab], or the embedding where that is the head too."""
+        return self.embed if self.unembed is None else self.unembed
+
 
 def abstract_params(config: ModelConfig) -> ModelParams:
     """Return the parameters of `config` with a jax.ShapeDtypeStruct for every array.

@@ -136,7 +136,7 @@ def logits(
     Args:
         num_rows: rows that are not padding; of others logits are finite, without meaning.
     """
-    weight, axis = (params.embed, 1) if params.unembed is None else (params.unembed, 0)
+    weight, axis = params.head, 1 if params.unembed is None else 0
     if isinstance(weight, PackedMatrix):
         return linear(hidden, weight, num_rows=num_rows)
     if platform.target() == "cpu":  # there a product cannot be wider than its factors
@@ -162,8 +162,7 @@ def likeliest(
     Args:
         num_rows: rows that are not padding; the others give 0.
     """
-    head = params.embed if params.unembed is None else params.unembed
-    return largest_output(hidden, head, num_rows=num_rows, limit=limit)
+    return largest_output(hidden, params.head, num_rows=num_rows, limit=limit)
 
 
 @jax.named_scope("qkv")
