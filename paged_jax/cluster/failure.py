@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 logger = logging.getLogger("paged_jax")
 
+LOSS_S = 1.0  # until the end of a rank is seen, after a step that it made fail
 GRACE_S = 3.0  # for /health to be seen red and for clients to be told
 
 
@@ -36,8 +37,13 @@ class Failure:
         return not was_over
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait for a failure; return whether there is one."""
+        """Wait until a failure has been told; return whether one has."""
         return self._is_told.wait(timeout_s)
+
+    def report_step(self, sentence: str) -> None:
+        """Report a step that failed here, unless a rank was lost, which comes out in a moment."""
+        if not self.wait(LOSS_S):
+            self.report(sentence)
 
     def report(self, sentence: str) -> None:
         """Tell why, once, and end the process soon."""
@@ -45,10 +51,12 @@ class Failure:
             if self._is_over:
                 return
             self._is_over = True
-        self._is_told.set()
         print(f"error: {sentence}", file=sys.stderr, flush=True)
         timer = threading.Timer(self._grace_s, os._exit, (1,))
         timer.daemon = True
         timer.start()
-        if self.on_failure is not None:
-            self.on_failure(sentence)
+        try:
+            if self.on_failure is not None:
+                self.on_failure(sentence)
+        finally:  # not earlier: who waits goes on with a failure of its own
+            self._is_told.set()

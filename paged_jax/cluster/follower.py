@@ -104,7 +104,7 @@ class Follower:
             try:
                 self._outputs.put((self._call(key, arrays), number))
             except Exception as error:
-                self._failure.report(f"a step failed on this rank: {type(error).__name__}: {error}")
+                self._report_step(error)
         self._failure.settle()
 
     def _call(self, key: ProgramKey, arrays: Any) -> Any:
@@ -153,8 +153,11 @@ class Follower:
             try:
                 jax.block_until_ready(outputs)
             except Exception as error:
-                self._failure.report(f"a step failed on this rank: {type(error).__name__}: {error}")
+                self._report_step(error)
             self._done = number
+
+    def _report_step(self, error: Exception) -> None:
+        self._failure.report_step(f"a step failed on this rank: {type(error).__name__}: {error}")
 
     def _pulse(self) -> None:
         """Tell rank 0 that this rank lives, and how far it is."""

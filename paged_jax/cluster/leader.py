@@ -16,7 +16,6 @@ from paged_jax.compiled.programs import ProgramKey, Programs
 logger = logging.getLogger("paged_jax")
 
 PULSE_S, SILENCE_S, STEP_S = 0.5, 15.0, 25.0
-LOSS_S = 1.0  # until the end of a rank is seen, after a step that it made fail
 JOIN_S, START_S = 600.0, 1800.0  # until all are there, until all have compiled
 HELLO_S = 10.0  # for one handshake
 
@@ -82,9 +81,8 @@ class Leader:
             self._send(link, message)
 
     def note_failed_step(self, cause: str) -> None:
-        """Report a step that failed here, unless a rank was lost, which comes out in a moment."""
-        if not self.failure.wait(LOSS_S):
-            self.failure.report(f"a step failed on rank 0: {cause}")
+        """Report a step that failed here, unless a rank was lost."""
+        self.failure.report_step(f"a step failed on rank 0: {cause}")
 
     def close(self) -> bool:
         """Let the followers end, if all is well; if not, they see that this process is gone.

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 from tiny import tiny_model_config
 
-from paged_jax.cluster import handshake, leader
+from paged_jax.cluster import failure, handshake, leader
 from paged_jax.cluster.failure import Failure
 from paged_jax.cluster.plans import END, HEADER, MAGIC, PULSE
 from paged_jax.compiled.programs import Programs
@@ -25,12 +25,13 @@ SECRET = b"s"
 def quick(monkeypatch) -> list[str]:
     """Deadlines of tenths of a second, and no end of the process; returns what is reported."""
     told: list[str] = []
-    for name, value in {"PULSE_S": 0.02, "SILENCE_S": 0.4, "STEP_S": 0.4, "LOSS_S": 0.2}.items():
+    for name, value in {"PULSE_S": 0.02, "SILENCE_S": 0.4, "STEP_S": 0.4}.items():
         monkeypatch.setattr(leader, name, value)
+    monkeypatch.setattr(failure, "LOSS_S", 0.2)
 
-    def report(failure: Failure, sentence: str) -> None:
+    def report(self: Failure, sentence: str) -> None:
         told.append(sentence)
-        failure._is_told.set()
+        self._is_told.set()
 
     monkeypatch.setattr(Failure, "report", report)
     return told
