@@ -113,6 +113,54 @@ def test_a_row_is_the_same_bits_beside_other_sequences_and_in_other_shapes(spec)
         np.testing.assert_array_equal(attend(alone, spec), together[rows])
 
 
+def sharing(name: str, num_seqs: int, prefixes: tuple[int, ...], **shape) -> tuple:
+    """A spec of single queries, and its inputs: each share of the sequences has a common prefix.
+
+    Every fifth has a first block of its own.
+    """
+    kv_lens = tuple(530 + 37 * (7 * seq % num_seqs) // 4 for seq in range(num_seqs))
+    spec = AttentionSpec(
+        name, (1,) * num_seqs, kv_lens, num_seqs + 2, num_seqs + 1, max_blocks=200, **shape
+    )
+    inputs = make_inputs(spec, seed=11)
+    first_blocks = inputs.block_tables[4:num_seqs:5, 0].copy()
+    for share, length in enumerate(prefixes):
+        blocks = inputs.block_tables[share : num_seqs : len(prefixes), : length // spec.block_size]
+        blocks[:] = blocks[0]
+    inputs.block_tables[4:num_seqs:5, 0] = first_blocks
+    return spec, inputs
+
+
+SHARING = (
+    sharing("two prefixes", 40, (512, 300), kv_heads=3, q_heads=9),
+    sharing("blocks of 5", 20, (513,), q_heads=4, kv_heads=1, block_size=5),
+    sharing("group 1", 70, (512,), q_heads=2, kv_heads=2, softcap=2.0),
+    sharing("group 2", 12, (512,), q_heads=4, kv_heads=2, head_dim=128),
+    sharing("group 7 in a window", 15, (512,), q_heads=7, kv_heads=1, head_dim=80, window=400),
+    sharing("odd heads", 10, (512,), q_heads=4, kv_heads=1, head_dim=37),
+)
+
+
+def with_own_blocks(inputs: AttentionInputs) -> AttentionInputs:
+    """The same keys and values, in blocks that no two sequences share."""
+    used = inputs.block_tables < len(inputs.k_pool)
+    copies = inputs.block_tables[used]
+    tables = np.where(used, np.cumsum(used).reshape(used.shape) - 1, 1 << 30).astype(np.int32)
+    pools = [pool[copies] for pool in inputs[1:3]]
+    return inputs._replace(k_pool=pools[0], v_pool=pools[1], block_tables=tables)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize(("spec", "inputs"), SHARING, ids=lambda value: getattr(value, "name", ""))
+def test_a_shared_prefix_changes_no_bit(spec, inputs, dtype) -> None:
+    pools = [np.asarray(pool.astype(dtype)) for pool in inputs[1:3]]
+    inputs = inputs._replace(k_pool=pools[0], v_pool=pools[1])
+    wide = inputs._replace(k_pool=np.float32(pools[0]), v_pool=np.float32(pools[1]))
+    got = attend(inputs, spec)
+    np.testing.assert_allclose(got, expected(wide, spec), atol=TOLERANCE)
+    np.testing.assert_array_equal(got, attend(with_own_blocks(inputs), spec))
+
+
 def test_chunks_of_a_prompt_give_the_bits_of_the_whole() -> None:
     spec = replace(LONG, query_lens=(200,), kv_lens=(900,), num_tokens=200, num_seqs=1)
     inputs = make_inputs(spec, seed=8)

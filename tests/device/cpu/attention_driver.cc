@@ -90,6 +90,27 @@ void check(const Shape& shape) {
     if (out[i] != 0) fail("padding is not zero");
 }
 
+// As many sequences of one query as the shape has queries, on the same blocks, against each alone.
+template <class T>
+void check_shared(const Shape& shape) {
+  Case<T> all(shape);
+  Attention<T>& call = all.call;
+  int64_t seqs = shape.queries, blocks = call.max_blocks;
+  for (int64_t i = blocks; i < seqs * blocks; ++i) all.table.push_back(all.table[i - blocks]);
+  all.kv_lens.assign(seqs, int32_t(shape.context)), all.starts.resize(seqs + 1);
+  for (int64_t i = 0; i <= seqs; ++i) all.starts[i] = int32_t(i);
+  call.tables = all.table.data(), call.kv_lens = all.kv_lens.data();
+  call.starts = all.starts.data(), call.seqs = seqs;
+  std::vector<float> out = all.run(1);
+  if (all.run(3) != out) fail("three threads give other bits than one");
+  call.seqs = 1;
+  for (int64_t seq = 0; seq < seqs; ++seq, ++call.starts) {
+    std::vector<float> alone = all.run(1);
+    for (int64_t i = call.at(seq, 0); i < call.at(seq + 1, 0); ++i)
+      if (alone[i] != out[i]) fail("a shared prefix gives other bits");
+  }
+}
+
 int main() {
   constexpr int64_t whole = int64_t(1) << 40;
   for (auto [group, kv_heads, head_dim] : {std::tuple(3, 3, 64), std::tuple(1, 2, 16),
@@ -100,5 +121,10 @@ int main() {
           check<uint16_t>({group, kv_heads, head_dim, 16, queries, context, window, softcap});
           check<float>({group, kv_heads, head_dim, 5, queries, context, window, softcap});
         }
+  for (auto [group, head_dim] : {std::pair(3, 64), std::pair(1, 16), std::pair(7, 80)})
+    for (auto [window, softcap] : {std::pair(whole, 0.0f), std::pair(int64_t(400), 2.0f)}) {
+      check_shared<uint16_t>({group, 2, head_dim, 16, 50, 600, window, softcap});
+      check_shared<float>({group, 2, head_dim, 5, 50, 600, window, softcap});
+    }
   std::puts("all results agree");
 }

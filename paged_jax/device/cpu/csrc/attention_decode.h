@@ -28,6 +28,12 @@ struct Layout {
   static constexpr int kChunksAtOnce = R == 1 ? 4 : R == 4 ? 1 : 2;  // of values
 };
 
+// A sequence with one query: its splits, and where their Sums lie.
+struct Decode {
+  int64_t seq, start, stop, first_split;
+  int64_t num_splits() const { return (stop + kSplit - 1) / kSplit - start / kSplit; }
+};
+
 // Positions [start, stop) of a sequence, at most kSplit, and KV heads [first, last).
 struct Split {
   int64_t seq, start, stop, first, last;

@@ -53,16 +53,23 @@ inline void multiply_tile(const float* a, int64_t row_stride, int64_t k_stride, 
     for (int v = 0; v < V; ++v) store(out + i * kTileRows + v * kLanes, sums[i][v]);
 }
 
+// `vecs` vectors in equal parts of kVecsAtOnce at most: a part of one alone is half as fast.
+inline int64_t part_of(int64_t vecs) {
+  int64_t parts = (vecs + kVecsAtOnce - 1) / kVecsAtOnce;
+  return (vecs + parts - 1) / parts;
+}
+
 // The same for `rows` rows of a, a multiple of kFactorsAtOnce, and `vecs` vectors.
 template <bool Adds>
 void multiply(const float* a, int64_t row_stride, int64_t k_stride, int64_t rows, int64_t count,
               int64_t vecs, const float* b, float* out) {
+  int64_t part = part_of(vecs);
   for (int64_t i = 0; i < rows; i += kFactorsAtOnce)
-    for (int64_t v = 0; v < vecs; v += kVecsAtOnce) {
+    for (int64_t v = 0; v < vecs; v += part) {
       const float* factors = a + i * row_stride;
       float* to = out + i * kTileRows + v * kLanes;
       const float* parts = b + v * kLanes;
-      switch (std::min<int64_t>(vecs - v, kVecsAtOnce)) {
+      switch (std::min(vecs - v, part)) {
         case 1: multiply_tile<1, Adds>(factors, row_stride, k_stride, count, parts, to); break;
         case 2: multiply_tile<2, Adds>(factors, row_stride, k_stride, count, parts, to); break;
         default: multiply_tile<3, Adds>(factors, row_stride, k_stride, count, parts, to);
@@ -71,18 +78,19 @@ void multiply(const float* a, int64_t row_stride, int64_t k_stride, int64_t rows
 }
 
 // The memory of one tile of rows; everything but keys and values is transposed: [..., kTileRows].
+// Scores are those of `tokens` tokens.
 struct TileState {
   int64_t dim;     // head_dim, rounded up to a multiple of kFactorsAtOnce
   int64_t stride;  // of keys and values: a cache line more, so that columns spread over the cache
-  float *q, *acc, *k, *v, *scores;  // [dim], [dim], [kTile, stride], [kTile, stride], [kTile]
+  float *q, *acc, *k, *v, *scores;  // [dim], [dim], [kTile, stride], [kTile, stride], [tokens]
   float *top, *total;
   float *first, *last;  // the positions a row sees
 
-  explicit TileState(int64_t head_dim)
+  explicit TileState(int64_t head_dim, int64_t tokens = kTile)
       : dim(round_up(head_dim, kFactorsAtOnce)), stride(round_up(dim, 16) + 16) {
-    float* next = workspace<Memory::kTile>((2 * dim + kTile + 4) * kTileRows + 2 * kTile * stride);
+    float* next = workspace<Memory::kTile>((2 * dim + tokens + 4) * kTileRows + 2 * kTile * stride);
     auto take = [&next](int64_t size) { return std::exchange(next, next + size); };
-    q = take(dim * kTileRows), acc = take(dim * kTileRows), scores = take(kTile * kTileRows);
+    q = take(dim * kTileRows), acc = take(dim * kTileRows), scores = take(tokens * kTileRows);
     k = take(kTile * stride), v = take(kTile * stride);
     top = take(kTileRows), total = take(kTileRows), first = take(kTileRows);
     last = take(kTileRows);

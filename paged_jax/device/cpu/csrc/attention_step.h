@@ -4,8 +4,7 @@
 #include <atomic>
 #include <memory>
 
-#include "attention_decode.h"
-#include "attention_prefill.h"
+#include "attention_shared.h"
 #include "parallel.h"
 
 namespace paged_jax {
@@ -14,16 +13,13 @@ namespace paged_jax {
 constexpr int64_t kProductsWorthAThread = 500'000;
 constexpr int64_t kFewSplits = 4;
 
-// A sequence with one query: its splits, and where their Sums lie.
-struct Decode {
-  int64_t seq, start, stop, first_split;
-  int64_t num_splits() const { return (stop + kSplit - 1) / kSplit - start / kSplit; }
-};
-
-// A tile of rows, or of decode `decode` one split and the KV heads [first_head, last_head).
+// A tile of rows; or of decode `decode` one split and the KV heads [first_head, last_head); or of
+// num_sharers decodes a split that they share, one head, and the query rows
+// [first_row, first_row + num_rows) of it.
 struct Unit {
   RowTile tile;
   int64_t decode, split, first_head, last_head;
+  int64_t first_sharer, num_sharers, first_row, num_rows;
 };
 
 template <class T>
@@ -35,6 +31,9 @@ class Step {
       if (call.num_queries(seq) > 1) add_tiles(seq);
     for (int64_t seq = 0; seq < call.seqs; ++seq)
       if (call.num_queries(seq) == 1) add_decode(seq);
+    is_shared_.resize(num_splits_);
+    if (dim_ == call.head_dim)
+      find_shared(call, decodes_, [this](auto&... found) { add_shared(found...); });
     add_splits();
   }
 
@@ -45,7 +44,7 @@ class Step {
     sums_ = workspace<Memory::kSums>(num_splits_ * call_.kv_heads * size_);
     unfinished_ = std::make_unique<std::atomic<int64_t>[]>(decodes_.size());
     for (size_t i = 0; i < decodes_.size(); ++i)
-      unfinished_[i] = decodes_[i].num_splits() * call_.kv_heads;
+      unfinished_[i] = decodes_[i].num_splits() * call_.q_heads;
     int64_t threads = products_ < kProductsWorthAThread ? 1 : pool.num_threads();
     parallel_for(pool, std::min<int64_t>(threads, units_.size()), [this](int64_t) { work(); });
   }
@@ -58,7 +57,7 @@ class Step {
     int64_t size = round_up((rows + tiles - 1) / tiles, kLanes);
     for (int64_t first = (tiles - 1) * size; first >= 0; first -= size)
       for (int64_t head = 0; head < call_.kv_heads && first < rows; ++head)
-        units_.push_back({{seq, head, first, std::min(size, rows - first)}, -1, 0, 0, 0});
+        units_.push_back({{seq, head, first, std::min(size, rows - first)}, -1});
     products_ += 2 * rows * call_.kv_heads * call_.kv_lens[seq] * call_.head_dim;
   }
 
@@ -69,13 +68,34 @@ class Step {
     products_ += 2 * call_.q_heads * (stop - start) * call_.head_dim;
   }
 
+  // Units of a split that some decodes share.
+  void add_shared(int64_t split, const std::vector<int64_t>& sharers) {
+    int64_t first = sharers_.size(), count = sharers.size();
+    for (int64_t decode : sharers) {
+      const Decode& sharer = decodes_[decode];
+      sharers_.push_back(decode), sharer_seqs_.push_back(sharer.seq);
+      is_shared_[sharer.first_split + split - sharer.start / kSplit] = true;
+    }
+    for (int64_t row = 0; row < call_.group(); row += kRowsAtOnce) {
+      int64_t rows = std::min<int64_t>(kRowsAtOnce, call_.group() - row);
+      int64_t most = kTileRows / rows, tiles = (count + most - 1) / most;
+      for (int64_t head = 0; head < call_.kv_heads; ++head)
+        for (int64_t tile = 0; tile < tiles; ++tile) {
+          int64_t from = count * tile / tiles, to = count * (tile + 1) / tiles;
+          units_.push_back({{}, -1, split, head, head + 1, first + from, to - from, row, rows});
+        }
+    }
+  }
+
   // All heads of a split together read the pool in order; where splits are few, each on its own.
   void add_splits() {
     int64_t heads = num_splits_ >= kFewSplits ? call_.kv_heads : 1;
     for (size_t decode = 0; decode < decodes_.size(); ++decode)
-      for (int64_t split = 0; split < decodes_[decode].num_splits(); ++split)
+      for (int64_t split = 0; split < decodes_[decode].num_splits(); ++split) {
+        if (is_shared_[decodes_[decode].first_split + split]) continue;
         for (int64_t head = 0; head < call_.kv_heads; head += heads)
           units_.push_back({{}, int64_t(decode), split, head, head + heads});
+      }
   }
 
   // One thread's work: whoever is free takes the next unit, one early, so as to know whose memory
@@ -90,7 +110,13 @@ class Step {
   }
 
   Ahead keys_of(const Unit& unit) const {
+    if (unit.num_sharers) return Ahead(call_, call_.k, shared_of(unit).split());
     return unit.decode < 0 ? Ahead() : Ahead(call_, call_.k, split_of(unit));
+  }
+
+  Shared shared_of(const Unit& unit) const {
+    return {sharer_seqs_.data() + unit.first_sharer, unit.num_sharers, unit.split * kSplit,
+            unit.first_head, unit.first_row, unit.num_rows};
   }
 
   Split split_of(const Unit& unit) const {
@@ -101,13 +127,29 @@ class Step {
   }
 
   void work_on(const Unit& unit, Ahead& next) {
+    if (unit.num_sharers) return work_on_shared(unit, next);
     if (unit.decode < 0) return attend_rows(call_, unit.tile);
     const Decode& decode = decodes_[unit.decode];
     attend_split(call_, split_of(unit), next,
                  [&](int64_t head) { return sums(decode, unit.split, head); });
-    int64_t heads = unit.last_head - unit.first_head;
-    if (unfinished_[unit.decode].fetch_sub(heads, std::memory_order_acq_rel) == heads)
-      join(decode);
+    finish(unit.decode, (unit.last_head - unit.first_head) * call_.group());
+  }
+
+  void work_on_shared(const Unit& unit, Ahead& next) {
+    const int64_t* sharers = sharers_.data() + unit.first_sharer;
+    attend_shared(call_, shared_of(unit), next, [&](int64_t i) {
+      const Decode& decode = decodes_[sharers[i]];
+      Sums of = sums(decode, unit.split - decode.start / kSplit, unit.first_head);
+      return Sums{of.acc + unit.first_row * dim_, of.top + unit.first_row,
+                  of.total + unit.first_row};
+    });
+    for (int64_t i = 0; i < unit.num_sharers; ++i) finish(sharers[i], unit.num_rows);
+  }
+
+  // Whoever has done the last of a decode's splits joins them; `rows` query rows of one are done.
+  void finish(int64_t decode, int64_t rows) {
+    if (unfinished_[decode].fetch_sub(rows, std::memory_order_acq_rel) == rows)
+      join(decodes_[decode]);
   }
 
   Sums sums(const Decode& decode, int64_t split, int64_t head) const {
@@ -144,6 +186,8 @@ class Step {
   int64_t num_splits_ = 0, products_ = 0;
   std::vector<Unit> units_;
   std::vector<Decode> decodes_;
+  std::vector<bool> is_shared_;                // [num_splits_]
+  std::vector<int64_t> sharers_, sharer_seqs_;  // decodes, and their sequences
   float* sums_ = nullptr;
   std::atomic<int64_t> taken_{0};
   std::unique_ptr<std::atomic<int64_t>[]> unfinished_;
