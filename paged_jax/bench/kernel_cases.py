@@ -37,6 +37,7 @@ class Scale:
     Attributes:
         heads: of queries and of keys, and the size of one.
         products: inner and outer sizes of the matrices.
+        common: decode of sequences that share a prefix.
         cold_bytes: attention goes round pools of this size in all.
     """
 
@@ -44,6 +45,7 @@ class Scale:
     matmul_size: int = 2048
     heads: tuple[int, int, int] = (9, 3, 64)
     decode: tuple[tuple[int, int], ...] = ((1, 1024), (8, 1024), (64, 256), (64, 1024))
+    common: tuple[Queries, ...] = (Queries(32, 1, 1072, common=1024),)
     prefill: tuple[Queries, ...] = (
         Queries(1, 512, 512),
         Queries(1, 512, 2048),
@@ -58,7 +60,8 @@ class Scale:
 
 QUICK = Scale(
     copy_bytes=1 << 16, matmul_size=32, heads=(4, 2, 16), decode=((2, 32),),
-    prefill=(Queries(1, 16, 32),), products=((32, 64),), rows=(2,), vocab=256, cold_bytes=1,
+    common=(Queries(2, 1, 32, common=16),), prefill=(Queries(1, 16, 32),),
+    products=((32, 64),), rows=(2,), vocab=256, cold_bytes=1,
     effort=Effort(warm_up=1, groups=2, calls=1),
 )  # fmt: skip
 
@@ -92,6 +95,7 @@ def limits(scale: Scale) -> Iterator[Case]:
 def attention(scale: Scale) -> Iterator[Case]:
     """Yield attention of decode and prefill steps, in both dtypes, by every usable back end."""
     shapes = [(f"decode {b} x {c}", Queries(b, 1, c)) for b, c in scale.decode]
+    shapes += [(f"decode {q.num_seqs} x {q.context}, {q.common} common", q) for q in scale.common]
     shapes += [(f"prefill {q.num_seqs} x {q.query_len} of {q.context}", q) for q in scale.prefill]
     for backend in usable_backends():
         for dtype in ("float32", "bfloat16"):
@@ -208,7 +212,8 @@ def _attention(
     program, compile_s = compiled(layers, q, pools)
     timing = measure(lambda q: program(q, pools), q, scale.effort)
     num_flops = turns * 4 * queries.num_pairs * q_heads * head_dim
-    return Measurement(timing, turns * (2 * pool_bytes + 2 * q.nbytes), num_flops, compile_s)
+    read_bytes = 2 * pool_bytes * np.unique(tables).size // shape[0]
+    return Measurement(timing, turns * (read_bytes + 2 * q.nbytes), num_flops, compile_s)
 
 
 def _write(write: Callable[..., tuple], rows: int, scale: Scale) -> Measurement:

@@ -10,11 +10,15 @@ from pallas_kernels.arg_specs import ATTENTION_SPECS, AttentionSpec
 
 @dataclass(frozen=True)
 class Queries:
-    """`num_seqs` sequences of `context` tokens, the last `query_len` of them new."""
+    """`num_seqs` sequences of `context` tokens, the last `query_len` of them new.
+
+    The first `common` tokens lie in the same blocks for all.
+    """
 
     num_seqs: int
     query_len: int
     context: int
+    common: int = 0
 
     @property
     def num_pairs(self) -> int:
