@@ -14,7 +14,8 @@ class StepSize(NamedTuple):
     Attributes:
         tokens: new ones, of all sequences.
         seqs: sequences of it.
-        context: tokens whose keys and values are read, over all sequences.
+        context: tokens whose keys and values are read, over all sequences: a prefix that some
+            share counts for each, though the CPU kernels read it once for many.
         pairs: pairs of a new token and a token it sees, over all chunks longer than one.
         padding: rows that the program has beyond the tokens, since it comes in few sizes.
     """
