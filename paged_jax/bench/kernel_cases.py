@@ -222,8 +222,7 @@ def _write(write: Callable[..., tuple], rows: int, scale: Scale) -> Measurement:
     new = random_array(2, (rows, kv_heads, head_dim), "bfloat16")
     slots = jnp.asarray(np.random.default_rng(0).permutation(4 * rows)[:rows] + 1, jnp.int32)
     pools = (_pool(0, shape, "bfloat16"), _pool(1, shape, "bfloat16"))
-    jitted = jax.jit(lambda pools: write(*pools, new, new, slots), donate_argnums=0)
-    program = jitted.lower(pools).compile()
+    program, _ = compiled(lambda pools: write(*pools, new, new, slots), pools, donate=True)
     return Measurement(measure(program, pools, scale.effort), 4 * new.nbytes, 0, 0.0)
 
 

@@ -53,28 +53,27 @@ inline void multiply_tile(const float* a, int64_t row_stride, int64_t k_stride, 
     for (int v = 0; v < V; ++v) store(out + i * kTileRows + v * kLanes, sums[i][v]);
 }
 
-// `vecs` vectors in equal parts of kVecsAtOnce at most: a part of one alone is half as fast.
-inline int64_t part_of(int64_t vecs) {
-  int64_t parts = (vecs + kVecsAtOnce - 1) / kVecsAtOnce;
-  return (vecs + parts - 1) / parts;
+// Calls f(V, first) for `vecs` vectors in equal parts, V of them, a constant, from `first` on: a
+// part of one alone is half as fast.
+template <class F>
+void for_parts(int64_t vecs, const F& f) {
+  int64_t parts = (vecs + kVecsAtOnce - 1) / kVecsAtOnce, part = (vecs + parts - 1) / parts;
+  for (int64_t first = 0; first < vecs; first += part) switch (std::min(vecs - first, part)) {
+      case 1: f(std::integral_constant<int, 1>(), first); break;
+      case 2: f(std::integral_constant<int, 2>(), first); break;
+      default: f(std::integral_constant<int, kVecsAtOnce>(), first);
+    }
 }
 
 // The same for `rows` rows of a, a multiple of kFactorsAtOnce, and `vecs` vectors.
 template <bool Adds>
 void multiply(const float* a, int64_t row_stride, int64_t k_stride, int64_t rows, int64_t count,
               int64_t vecs, const float* b, float* out) {
-  int64_t part = part_of(vecs);
   for (int64_t i = 0; i < rows; i += kFactorsAtOnce)
-    for (int64_t v = 0; v < vecs; v += part) {
-      const float* factors = a + i * row_stride;
-      float* to = out + i * kTileRows + v * kLanes;
-      const float* parts = b + v * kLanes;
-      switch (std::min(vecs - v, part)) {
-        case 1: multiply_tile<1, Adds>(factors, row_stride, k_stride, count, parts, to); break;
-        case 2: multiply_tile<2, Adds>(factors, row_stride, k_stride, count, parts, to); break;
-        default: multiply_tile<3, Adds>(factors, row_stride, k_stride, count, parts, to);
-      }
-    }
+    for_parts(vecs, [&](auto size, int64_t first) {
+      multiply_tile<size, Adds>(a + i * row_stride, row_stride, k_stride, count,
+                                b + first * kLanes, out + i * kTileRows + first * kLanes);
+    });
 }
 
 // The memory of one tile of rows; everything but keys and values is transposed: [..., kTileRows].

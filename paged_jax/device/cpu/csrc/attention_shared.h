@@ -14,14 +14,17 @@ namespace paged_jax {
 
 constexpr int64_t kFewestRows = 5 * kLanes / 2;  // fewer are faster each for itself
 
-// Query rows [first_row, first_row + num_rows), kRowsAtOnce at most, of KV head `head`, of some
-// sequences that have the kSplit positions from `start` on in the same blocks.
+// Query rows [first_row, first_row + num_rows), kRowsAtOnce at most, of KV head `head`, of those of
+// `decodes` (`sharers`) that have the kSplit positions from `start` on in the same blocks.
 struct Shared {
-  const int64_t* seqs;
-  int64_t num_seqs, start, head, first_row, num_rows;
+  const Decode* decodes;
+  const int64_t* sharers;
+  int64_t num_sharers, start, head, first_row, num_rows;
 
-  int64_t num_vecs() const { return (num_seqs * num_rows + kLanes - 1) / kLanes; }
-  Split split() const { return {seqs[0], start, start + kSplit, head, head + 1}; }
+  int64_t seq(int64_t i) const { return decodes[sharers[i]].seq; }
+  int64_t total_rows() const { return num_sharers * num_rows; }
+  int64_t num_vecs() const { return (total_rows() + kLanes - 1) / kLanes; }
+  Split split() const { return {seq(0), start, start + kSplit, head, head + 1}; }
 };
 
 // A whole split of a decode, and the block that its last token lies in.
@@ -35,7 +38,7 @@ struct WholeSplit {
 };
 
 template <class T>
-bool is_shared(const Attention<T>& call, int64_t split, int64_t seq, int64_t other_seq) {
+bool have_same_blocks(const Attention<T>& call, int64_t split, int64_t seq, int64_t other_seq) {
   int64_t first = split * kSplit / call.block_size;
   int64_t last = ((split + 1) * kSplit - 1) / call.block_size;
   const int32_t* table = call.tables + seq * call.max_blocks;
@@ -46,7 +49,8 @@ bool is_shared(const Attention<T>& call, int64_t split, int64_t seq, int64_t oth
 // Calls found(split, decodes) for each whole split that decodes of kFewestRows rows share.
 template <class T, class F>
 void find_shared(const Attention<T>& call, const std::vector<Decode>& decodes, const F& found) {
-  if (decodes.size() < 2) return;
+  int64_t rows = std::min<int64_t>(kRowsAtOnce, call.group());
+  if (int64_t(decodes.size()) * rows < kFewestRows) return;
   std::vector<WholeSplit> all;
   for (size_t i = 0; i < decodes.size(); ++i) {
     const int32_t* table = call.tables + decodes[i].seq * call.max_blocks;
@@ -56,12 +60,11 @@ void find_shared(const Attention<T>& call, const std::vector<Decode>& decodes, c
   }
   std::sort(all.begin(), all.end());
   std::vector<int64_t> sharers;
-  int64_t rows = std::min<int64_t>(kRowsAtOnce, call.group());
   for (size_t first = 0, i = 0; first < all.size(); first = i, sharers.clear()) {
     for (; i < all.size() && all[i].split == all[first].split; ++i) {
       if (all[i].last_block != all[first].last_block) break;
       int64_t seq = decodes[all[i].decode].seq;
-      if (is_shared(call, all[i].split, decodes[all[first].decode].seq, seq))
+      if (have_same_blocks(call, all[i].split, decodes[all[first].decode].seq, seq))
         sharers.push_back(all[i].decode);
     }
     if (int64_t(sharers.size()) * rows >= kFewestRows) found(all[first].split, sharers);
@@ -105,7 +108,7 @@ class SharedTile {
   SharedTile(const Attention<T>& call, const Shared& shared)
       : call_(call), shared_(shared), dim_(call.head_dim), state_(dim_, kSplit) {}
 
-  // Calls sums_of(i) for where the sums of sequence i go, num_rows of each.
+  // Calls sums_of(i) for where the sums of sharer i go, num_rows of each.
   template <int R, class F>
   void attend(const F& sums_of, Ahead& next) {
     begin();
@@ -115,6 +118,7 @@ class SharedTile {
       read(call_.k, from, state_.k);
       score(state_.scores + from * kTileRows, values);
     }
+    if (call_.softcap > 0) cap_tile(state_, vecs, kSplit, call_.softcap);
     for (int64_t vec = 0; vec < vecs; ++vec) weigh<R>(vec);
     for (int64_t from = 0; from < kSplit; from += kTile) {
       read(call_.v, from, state_.v);
@@ -133,8 +137,8 @@ class SharedTile {
     std::fill_n(state_.q, dim_ * kTileRows, 0.0f);
     std::fill_n(state_.acc, dim_ * kTileRows, 0.0f);
     float* row = state_.k;
-    for (int64_t i = 0; i < shared_.num_seqs * shared_.num_rows; ++i) {
-      int64_t seq = shared_.seqs[i / shared_.num_rows];
+    for (int64_t i = 0; i < shared_.total_rows(); ++i) {
+      int64_t seq = shared_.seq(i / shared_.num_rows);
       int64_t head = shared_.head * call_.group() + shared_.first_row + i % shared_.num_rows;
       const float* q = call_.q + call_.at(call_.starts[seq], head);
       for (int64_t d = 0; d < dim_; ++d) row[d] = q[d] * call_.scale;
@@ -148,7 +152,7 @@ class SharedTile {
   // Reads kTile keys or values from position start + from on, each in halves.
   void read(const T* pool, int64_t from, float* to) const {
     int64_t rows[kTile], start = shared_.start + from;
-    find_rows(call_, shared_.seqs[0], shared_.head, start, start + kTile, rows);
+    find_rows(call_, shared_.seq(0), shared_.head, start, start + kTile, rows);
     for (int64_t i = 0; i < kTile; ++i, to += state_.stride)
       for (int64_t d = 0; d < dim_; d += kChunk)
         for (int half = 0; half < 2; ++half)
@@ -156,16 +160,12 @@ class SharedTile {
   }
 
   void score(float* scores, Ahead& values) const {
-    int64_t vecs = shared_.num_vecs(), part = part_of(vecs);
     for (int64_t i = 0; i < kTile; i += kFactorsAtOnce, scores += kFactorsAtOnce * kTileRows) {
       values.ask(kFactorsAtOnce * dim_ * sizeof(T));
       const float* k = state_.k + i * state_.stride;
-      for (int64_t vec = 0; vec < vecs; vec += part)
-        switch (std::min(vecs - vec, part)) {
-          case 1: score_tile<1>(k, state_, vec, scores); break;
-          case 2: score_tile<2>(k, state_, vec, scores); break;
-          default: score_tile<3>(k, state_, vec, scores);
-        }
+      for_parts(shared_.num_vecs(), [&](auto size, int64_t first) {
+        score_tile<size>(k, state_, first, scores);
+      });
     }
   }
 
@@ -175,11 +175,7 @@ class SharedTile {
     constexpr int kTotals = kLanes / Layout<R>::kPerToken;
     float* scores = state_.scores + vec * kLanes;
     Vec top = splat(kLowest), totals[kTotals] = {};
-    for (int64_t i = 0; i < kSplit; ++i) {
-      float* score = scores + i * kTileRows;
-      if (call_.softcap > 0) store(score, cap(load(score), call_.softcap));
-      top = largest(top, load(score));
-    }
+    for (int64_t i = 0; i < kSplit; ++i) top = largest(top, load(scores + i * kTileRows));
     for (int64_t i = 0; i < kSplit; i += kTotals)
 #pragma GCC unroll 16
       for (int total = 0; total < kTotals; ++total) {
@@ -196,7 +192,7 @@ class SharedTile {
   template <class F>
   void end(const F& sums_of) const {
     float* row = state_.k;
-    for (int64_t i = 0; i < shared_.num_seqs * shared_.num_rows; ++i) {
+    for (int64_t i = 0; i < shared_.total_rows(); ++i) {
       Sums sums = sums_of(i / shared_.num_rows);
       int64_t r = i % shared_.num_rows;
       for (int64_t d = 0; d < dim_; ++d) row[d] = state_.acc[d * kTileRows + i];

@@ -33,7 +33,9 @@ class Step {
       if (call.num_queries(seq) == 1) add_decode(seq);
     is_shared_.resize(num_splits_);
     if (dim_ == call.head_dim)
-      find_shared(call, decodes_, [this](auto&... found) { add_shared(found...); });
+      find_shared(call, decodes_, [this](int64_t split, const std::vector<int64_t>& sharers) {
+        add_shared(split, sharers);
+      });
     add_splits();
   }
 
@@ -73,7 +75,7 @@ class Step {
     int64_t first = sharers_.size(), count = sharers.size();
     for (int64_t decode : sharers) {
       const Decode& sharer = decodes_[decode];
-      sharers_.push_back(decode), sharer_seqs_.push_back(sharer.seq);
+      sharers_.push_back(decode);
       is_shared_[sharer.first_split + split - sharer.start / kSplit] = true;
     }
     for (int64_t row = 0; row < call_.group(); row += kRowsAtOnce) {
@@ -115,8 +117,8 @@ class Step {
   }
 
   Shared shared_of(const Unit& unit) const {
-    return {sharer_seqs_.data() + unit.first_sharer, unit.num_sharers, unit.split * kSplit,
-            unit.first_head, unit.first_row, unit.num_rows};
+    return {decodes_.data(), sharers_.data() + unit.first_sharer, unit.num_sharers,
+            unit.split * kSplit, unit.first_head, unit.first_row, unit.num_rows};
   }
 
   Split split_of(const Unit& unit) const {
@@ -186,8 +188,8 @@ class Step {
   int64_t num_splits_ = 0, products_ = 0;
   std::vector<Unit> units_;
   std::vector<Decode> decodes_;
-  std::vector<bool> is_shared_;                // [num_splits_]
-  std::vector<int64_t> sharers_, sharer_seqs_;  // decodes, and their sequences
+  std::vector<bool> is_shared_;   // [num_splits_]
+  std::vector<int64_t> sharers_;  // decodes, one Shared's after another's
   float* sums_ = nullptr;
   std::atomic<int64_t> taken_{0};
   std::unique_ptr<std::atomic<int64_t>[]> unfinished_;
